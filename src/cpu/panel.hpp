@@ -1,0 +1,59 @@
+// Pieces of the panel regime: rows of W decoded to a dense panel of at most 1 MiB, which the injected gemm multiplies.
+// The product is computed in the accumulator type A, so 16-bit operands are converted once for the call.
+#pragma once
+
+#include "snack/core/parallel.hpp"
+#include "snack/kernels/spmm.hpp"
+#include "workspace.hpp"
+
+namespace snack::cpu {
+
+/// How many tasks to cut `work` multiply-adds into: one for small problems, else the number of threads.
+int64_t stream_tasks(int64_t work, int threads);
+
+template <class A>
+struct DenseOperand {
+  const A* data;
+  int64_t row_stride, col_stride;
+};
+
+/// The matrix itself when its elements are of type A, else a converted copy in the arena.
+template <class A>
+DenseOperand<A> dense_operand(const MatrixView& m, Arena& arena, const ParallelFor& runner);
+
+/// decoded (rows, in) = W[row0 : row0 + rows, :]; zeros included.
+template <class A>
+void decode_rows(const PatternView& pattern, DType dtype, const void* values, int64_t row0, int64_t rows, A* decoded,
+                 const ParallelFor& runner);
+
+/// dvalues[k] = product[row_k - row0, col_k] for the slots of those rows.
+template <class A>
+void gather_rows(const PatternView& pattern, int64_t row0, int64_t rows, const A* product, DType dtype, void* dvalues,
+                 const ParallelFor& runner);
+
+/// Calls f(slot, row - row0, col) for the slots of rows [row0, row0 + rows), one parallel task a tile.
+template <class F>
+void for_each_slot_of_rows(const PatternView& pattern, int64_t row0, int64_t rows, const ParallelFor& runner, F&& f) {
+  const Geometry& g = pattern.geometry;
+  const int bits = row_bits(g.packing);
+  const int64_t first_strip = row0 >> bits, strips = ((row0 + rows - 1) >> bits) - first_strip + 1;
+  parallel_for(runner, strips * g.panels(), [&](int64_t i) {
+    const int64_t strip = first_strip + i % strips, panel = i / strips;
+    const int64_t tile = panel * g.strips() + strip, shift = (strip << bits) - row0;
+    const auto walk = [&](const auto* words) {
+      for (int64_t slot = pattern.tile_ptr[tile]; slot < pattern.tile_ptr[tile + 1]; ++slot) {
+        const int64_t row = int64_t(words[slot] >> kTileColBits) + shift;
+        if (row >= 0 && row < rows) f(slot, row, (panel << kTileColBits) + int64_t(words[slot] & (kTileCols - 1)));
+      }
+    };
+    if (g.packing == Packing::kNarrow) walk(static_cast<const uint16_t*>(pattern.index));
+    else walk(static_cast<const uint32_t*>(pattern.index));
+  });
+}
+
+/// out (rows, cols) = m + bias, converted; in place when m is out.
+template <class A>
+void finish_rows(const A* m, int64_t rows, int64_t cols, DType dtype, const void* bias, void* out,
+                 const ParallelFor& runner);
+
+}  // namespace snack::cpu

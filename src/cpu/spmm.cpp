@@ -1,0 +1,104 @@
+#include "snack/kernels/spmm.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "isa.hpp"
+#include "panel.hpp"
+
+namespace snack::cpu {
+namespace {
+
+// Row at which `target` slots lie above it (found by bisection; searches tiles, so it costs O(panels * log^2)).
+int64_t row_at(const PatternView& pattern, int64_t target) {
+  const Geometry& g = pattern.geometry;
+  const auto slots_above = [&](int64_t row) {
+    int64_t count = 0;
+    for (int64_t panel = 0; panel < g.panels(); ++panel) {
+      const int64_t tile = panel * g.strips() + (row >> row_bits(g.packing));
+      const int64_t first = pattern.tile_ptr[panel * g.strips()];
+      const uint64_t local = uint64_t(row & (tile_rows(g.packing) - 1)) << kTileColBits;
+      const auto search = [&](auto* words) {
+        using Word = std::remove_const_t<std::remove_pointer_t<decltype(words)>>;
+        return std::lower_bound(words + pattern.tile_ptr[tile], words + pattern.tile_ptr[tile + 1], Word(local)) - words;
+      };
+      count += (g.packing == Packing::kNarrow ? search(static_cast<const uint16_t*>(pattern.index))
+                                              : search(static_cast<const uint32_t*>(pattern.index))) - first;
+    }
+    return count;
+  };
+  int64_t begin = 0, end = g.out;
+  while (begin < end) {
+    const int64_t middle = (begin + end) / 2;
+    if (slots_above(middle) < target) begin = middle + 1;
+    else end = middle;
+  }
+  return begin;
+}
+
+// Boundaries of `parts` row ranges of about equal nnz.
+std::vector<int64_t> split_rows(const PatternView& pattern, int64_t parts) {
+  std::vector<int64_t> bounds(parts + 1, pattern.geometry.out);
+  bounds[0] = 0;
+  for (int64_t p = 1; p < parts; ++p)
+    bounds[p] = std::max(bounds[p - 1], row_at(pattern, pattern.geometry.nnz * p / parts));
+  return bounds;
+}
+
+template <class A>
+void stream(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  const IsaKernels<A>& k = kernels<A>();
+  const int64_t parts = stream_tasks(g.nnz * plan.batch_block, resources.parallel.threads);
+  const int64_t rows_at_once = spmm_rows_at_once(g);
+  Arena arena(resources.workspace);
+  A* xt = arena.take<A>(g.in * plan.batch_block);
+  A* yt = arena.take<A>(spmm_sum_rows(g, int(parts)) * plan.batch_block);
+  const std::vector<int64_t> bounds = split_rows(args.pattern, parts);
+  for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
+    const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
+    const int width = block_width(count);
+    char* y = static_cast<char*>(args.y) + b0 * g.out * size_of(args.dtype);
+    parallel_for(resources.parallel, parts, [&](int64_t part) {
+      k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
+    });
+    parallel_for(resources.parallel, parts, [&](int64_t part) {
+      // A strip's sums stay in the L1 cache until they are written out; tall tiles keep those of all the part's rows.
+      A* sums = yt + (g.packing == Packing::kNarrow ? part * rows_at_once : bounds[part]) * plan.batch_block;
+      for (int64_t begin = bounds[part], end; begin < bounds[part + 1]; begin = end) {
+        end = std::min(bounds[part + 1], (begin / rows_at_once + 1) * rows_at_once);
+        k.spmm_rows(args.pattern, args.dtype, args.values, width, xt, sums, begin, end);
+        k.store_block(sums, width, count, begin, end, args.dtype, args.bias, y, g.out);
+      }
+    });
+  }
+}
+
+// y[:, panel] = x W[panel, :]^T, panel by panel of decoded rows.
+template <class A>
+void panels(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  Arena arena(resources.workspace);
+  A* decoded = arena.take<A>(plan.panel_rows * g.in);
+  const DenseOperand<A> x = dense_operand<A>(args.x, arena, resources.parallel);
+  A* y = size_of(args.dtype) == sizeof(A) ? static_cast<A*>(args.y) : arena.take<A>(args.x.rows * g.out);
+  for (int64_t r0 = 0; r0 < g.out; r0 += plan.panel_rows) {
+    const int64_t rows = std::min(plan.panel_rows, g.out - r0);
+    decode_rows<A>(args.pattern, args.dtype, args.values, r0, rows, decoded, resources.parallel);
+    resources.gemm({.dtype = ElementTraits<A>::dtype, .m = args.x.rows, .n = rows, .k = g.in,
+                    .a = x.data, .a_row_stride = x.row_stride, .a_col_stride = x.col_stride,
+                    .b = decoded, .b_row_stride = 1, .b_col_stride = g.in, .c = y + r0, .c_row_stride = g.out});
+  }
+  finish_rows<A>(y, args.x.rows, g.out, args.dtype, args.bias, args.y, resources.parallel);
+}
+
+}  // namespace
+
+void spmm(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
+  if (args.x.rows == 0 || args.pattern.geometry.out == 0) return;
+  const bool is_panel = plan.regime == Regime::kPanel;
+  if (args.dtype == DType::kFloat64) is_panel ? panels<double>(args, plan, resources) : stream<double>(args, plan, resources);
+  else is_panel ? panels<float>(args, plan, resources) : stream<float>(args, plan, resources);
+}
+
+}  // namespace snack::cpu

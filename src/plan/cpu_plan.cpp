@@ -1,0 +1,73 @@
+// The CPU plan. Numbers come from `snack bench cpu` (benchmarks/results/cpu-avx512): a panel pays where the dense
+// product's cost per position, shared by the whole batch, is below the stream's cost per connection.
+#include <algorithm>
+
+#include "cpu_layout.hpp"
+#include "snack/core/error.hpp"
+#include "snack/plan/plan.hpp"
+
+namespace snack {
+namespace {
+
+using namespace cpu;
+
+// Stream cost of a connection over dense cost of a position, measured at 2048 x 2048, batch 64 .. 4096.
+constexpr double kPanelDensity = 0.25;
+constexpr int64_t kPanelBatch = 64;
+
+bool panel_pays(const Problem& p, const CpuCapability& capability) {
+  const Geometry& g = p.geometry;
+  return capability.has_gemm && p.batch >= kPanelBatch && double(g.nnz) > kPanelDensity * double(g.out) * double(g.in);
+}
+
+int64_t panel_rows(const Geometry& g, int64_t element) {
+  const int64_t fit = std::max<int64_t>(1, kPanelBytes / std::max<int64_t>(1, g.in * element));
+  const int64_t whole_strips = fit / tile_rows(g.packing) * tile_rows(g.packing);
+  return std::min(g.out, whole_strips > 0 ? whole_strips : fit);
+}
+
+int64_t stream_workspace(const Problem& p, int64_t block, int64_t element, const CpuCapability& capability) {
+  const Geometry& g = p.geometry;
+  const int64_t x = aligned(g.in * block * element), y = aligned(g.out * block * element);
+  switch (p.operation) {
+    case Operation::kSpmm: return x + aligned(spmm_sum_rows(g, capability.threads) * block * element);
+    case Operation::kSpmmT: return y + aligned(max_windows(g, capability.threads) * kTileCols * block * element);
+    case Operation::kSddmm: return x + y + (size_of(p.dtype) == element ? 0 : aligned(g.nnz * element));
+  }
+  return 0;
+}
+
+int64_t panel_workspace(const Problem& p, int64_t rows, int64_t element) {
+  const Geometry& g = p.geometry;
+  const bool converts = size_of(p.dtype) != element;
+  const int64_t operands = aligned(p.batch * g.in * element) + aligned(p.batch * g.out * element);
+  return aligned(rows * g.in * element) + (converts ? operands : 0);
+}
+
+}  // namespace
+
+Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capability) {
+  const Geometry& g = p.geometry;
+  const int64_t element = std::max<int64_t>(4, size_of(p.dtype));
+  SNACK_CHECK(requested == Regime::kAuto || requested == Regime::kStream || requested == Regime::kPanel,
+              name(p.operation), ": the CPU has no regime '", name(requested), "'; use 'auto', 'stream' or 'panel'.");
+  SNACK_CHECK(requested != Regime::kPanel || capability.has_gemm, name(p.operation),
+              ": regime 'panel' needs a dense product (gemm), and none was supplied; use 'stream'.");
+  Plan plan;
+  plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
+  const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));
+  if (is_panel) {
+    plan.regime = Regime::kPanel;
+    plan.panel_rows = panel_rows(g, element);
+    plan.workspace_bytes = panel_workspace(p, plan.panel_rows, element);
+    plan.reason = requested == Regime::kPanel ? "asked for" : "dense enough for decoded panels and the vendor's product";
+  } else {
+    plan.regime = Regime::kStream;
+    plan.batch_block = std::min<int64_t>(kMaxWidth, block_width(p.batch));
+    plan.workspace_bytes = stream_workspace(p, plan.batch_block, element, capability);
+    plan.reason = requested == Regime::kStream ? "asked for" : "every connection is read once a batch block";
+  }
+  return plan;
+}
+
+}  // namespace snack

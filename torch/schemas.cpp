@@ -1,0 +1,47 @@
+// Every operator's signature. A backend is an implementation of these names: `snack` has the fast ones, `snack_reference`
+// the specification (CPU, single thread) under the same signatures.
+//
+// index, tile_ptr: a packed pattern (include/snack/formats/pattern.hpp); values: (nnz,) in slot order;
+// x (batch, in), dy (batch, out), bias (out,): one floating dtype. regime: 0 auto, 1 coo, 2 stream, 3 tensor, 4 panel.
+#include "compat.hpp"
+
+namespace {
+
+void define(torch::stable::detail::StableLibrary& m) {
+  m.def(
+      "spmm(Tensor index, Tensor tile_ptr, Tensor values, Tensor x, Tensor? bias, int out_features, int in_features, "
+      "int regime=0) -> Tensor");
+  m.def(
+      "spmm_t(Tensor index, Tensor tile_ptr, Tensor values, Tensor dy, int out_features, int in_features, int regime=0) "
+      "-> Tensor");
+  m.def(
+      "sddmm(Tensor index, Tensor tile_ptr, Tensor dy, Tensor x, int out_features, int in_features, int regime=0) -> "
+      "Tensor");
+  // -> index, tile_ptr of the edited pattern, source (new slot -> old slot, or -(1 + g) for grown position g).
+  m.def(
+      "rewire(Tensor index, Tensor tile_ptr, Tensor drop, Tensor grow_rows, Tensor grow_cols, int out_features, "
+      "int in_features) -> (Tensor, Tensor, Tensor)");
+  m.def("select_smallest(Tensor values, int k, int sign=0) -> Tensor");
+  m.def(
+      "grow_uniform(Tensor index, Tensor tile_ptr, Tensor drop, int k, int key, int out_features, int in_features) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "grow_gradient(Tensor index, Tensor tile_ptr, Tensor drop, Tensor dy, Tensor x, int k, int out_features, "
+      "int in_features) -> (Tensor, Tensor)");
+  m.def("sample(int out_features, int in_features, int nnz, int key) -> (Tensor, Tensor)");
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(snack, m) {
+  define(m);
+  // -> index, tile_ptr, slot of every listed connection.
+  m.def("pack(Tensor rows, Tensor cols, int out_features, int in_features, bool sum_duplicates=False) -> (Tensor, Tensor, Tensor)");
+  m.def("unpack(Tensor index, Tensor tile_ptr, int out_features, int in_features) -> (Tensor, Tensor)");
+  // Shape of the packed arrays: index entries are int16 (narrow) or int32; -> (is narrow, tiles).
+  m.def("geometry(int out_features, int in_features, int nnz) -> (bool, int)");
+  m.def("explain(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime) -> str");
+  m.def("cpu_isa() -> str");
+}
+
+STABLE_TORCH_LIBRARY(snack_reference, m) { define(m); }
