@@ -1,0 +1,8 @@
+"""Operations on (Pattern, values): products and topology edits. `torch.ops.snack.*` are the same, on packed tensors."""
+
+from .edits import grow_gradient, grow_uniform, random_key, rewire, select_smallest
+from .products import REGIMES, sddmm, spmm, spmm_t
+
+__all__ = [
+    "REGIMES", "grow_gradient", "grow_uniform", "random_key", "rewire", "sddmm", "select_smallest", "spmm", "spmm_t",
+]

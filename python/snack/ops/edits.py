@@ -1,0 +1,92 @@
+"""Operations on topologies: choose connections to drop, choose positions to grow, and `rewire`, which does it.
+
+They are pure: tensors go in, new tensors come out. `SparseLinear.rewire` applies them to a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import SnackError, require
+from ..formats import Pattern
+from ..formats.pattern import call, index_list, signed64
+from . import _register  # noqa: F401
+
+SIGNS = {"any": 0, "positive": 1, "negative": 2}
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _mix64(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def random_key(seed: int, *stream: int) -> int:
+    """The key of a random stream, e.g. of (seed, update, layer): the same on every device, process and resumed run.
+
+    key = mix64(seed), then key = mix64(key ^ mix64(s + 0x9E3779B97F4A7C15)) for every s, modulo 2**64; mix64 is the
+    finaliser of SplitMix64. Draw i of a stream is mix64(key + (i + 1) * 0x9E3779B97F4A7C15).
+    """
+    key = _mix64(seed & _MASK)
+    for s in stream:
+        key = _mix64(key ^ _mix64((s + _GAMMA) & _MASK))
+    return key
+
+
+def _empty_list() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: object = None) -> tuple[Pattern, Tensor]:
+    """Drop connections and grow others.
+
+    Args:
+        drop: slots to remove, distinct, any order. rows, cols: positions to add; each is empty, or dropped by this edit.
+
+    Returns: (new pattern, source): source is int64 (new nnz,): for every new slot the old slot its connection had, or
+        -(1 + g) where grown position number g is new.
+    Raises: SnackError on a slot or position out of range or named twice, or a position that is occupied.
+    """
+    drop = _empty_list() if drop is None else index_list("rewire: drop", drop)
+    require((rows is None) == (cols is None), "rewire: grow needs both rows and columns.")
+    rows = _empty_list() if rows is None else index_list("rewire: grow rows", rows)
+    cols = _empty_list() if cols is None else index_list("rewire: grow columns", cols)
+    out, in_ = pattern.shape
+    index, tile_ptr, source = call(torch.ops.snack.rewire, pattern.index, pattern.tile_ptr, drop, rows, cols, out, in_)
+    return Pattern.from_packed(index, tile_ptr, pattern.shape), source
+
+
+def select_smallest(values: Tensor, k: int, sign: str = "any") -> Tensor:
+    """The k slots of smallest |value|, int64, ascending. Ties: the lower slot first; NaN counts as largest.
+
+    sign: "any", "positive" (value >= 0, so a connection grown at 0 belongs here) or "negative".
+    Raises: SnackError when fewer than k values have that sign.
+    """
+    if sign not in SIGNS:
+        raise SnackError(f"select_smallest: sign {sign!r} is unknown; choose one of {', '.join(SIGNS)}.")
+    return call(torch.ops.snack.select_smallest, values.detach(), k, SIGNS[sign])
+
+
+def grow_uniform(pattern: Pattern, k: int, key: int, drop: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """k distinct empty positions, uniform: the first that the random stream `key` (see `random_key`) draws.
+
+    Draw i names the linear position floor(draw * out * in / 2**64), row-major. Slots in `drop` count as empty.
+    Returns: (rows, cols), int64 (k,). Raises: SnackError when fewer than k positions are empty.
+    """
+    drop = _empty_list() if drop is None else drop
+    return call(torch.ops.snack.grow_uniform, pattern.index, pattern.tile_ptr, drop, k, signed64(key), *pattern.shape)
+
+
+def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k empty positions of largest |dy^T x| (RigL, Evci et al. 2020, eq. 1), exactly, without a dense gradient.
+
+    x (batch, in), dy (batch, out), one dtype. Slots in `drop` count as empty. Ties: first in slot order. Panels of at
+    most 1 MiB of the product exist at a time; memory is O(k). Time is that of one dense product.
+    Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty.
+    """
+    drop = _empty_list() if drop is None else drop
+    return call(torch.ops.snack.grow_gradient, pattern.index, pattern.tile_ptr, drop, dy.detach(), x.detach(), k, *pattern.shape)

@@ -1,0 +1,97 @@
+"""spmm, spmm_t, sddmm: the three products of a sparse layer, on a Pattern and its values.
+
+Shapes: x (..., in), W (out, in), y (..., out); values (nnz,) in slot order. Tensors of one product share a floating dtype
+(float32, float16, bfloat16, float64) and a device; 16-bit products are summed in float32. Any strides are accepted.
+All three are differentiable to any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import SnackError, require
+from ..formats import Pattern
+from . import _eager
+
+REGIMES = {"auto": 0, "coo": 1, "stream": 2, "tensor": 3, "panel": 4}
+
+
+def regime_code(regime: str) -> int:
+    """The number an operator takes for a regime's name."""
+    try:
+        return REGIMES[regime]
+    except (KeyError, TypeError):
+        raise SnackError(f"regime {regime!r} is unknown; choose one of {', '.join(REGIMES)}.") from None
+
+
+def check_product(who: str, features_name: str, features: int, m: Tensor, values: Tensor, name: str = "x") -> None:
+    """Cheap checks with plain sentences; the operator repeats them for other callers."""
+    if not isinstance(m, Tensor):
+        raise SnackError(f"{who}: {name} is a {type(m).__name__}, expected a tensor.")
+    if m.dim() == 0 or m.shape[-1] != features:
+        raise SnackError(
+            f"{who}: {name} has shape {tuple(m.shape)}, the layer expects {features_name}={features} as its last dimension."
+        )
+    if m.device != values.device:
+        raise SnackError(f"{who}: {name} is on {m.device} and the values are on {values.device}; move one of them.")
+    if m.device.type not in ("cpu", "meta"):
+        raise SnackError(f"{who}: tensors are on {m.device}, and this version has kernels for the CPU only; move them to 'cpu'.")
+    if m.dtype != values.dtype and not (m.is_floating_point() and torch.is_autocast_enabled(m.device.type)):
+        raise SnackError(
+            f"{who}: {name} is {str(m.dtype).removeprefix('torch.')} and the values are "
+            f"{str(values.dtype).removeprefix('torch.')}; convert one of them or use autocast."
+        )
+
+
+def linear(
+    who: str, index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int
+) -> Tensor:
+    """spmm on packed tensors, for `snack.ops.spmm` and `SparseLinear`: flattens the leading dimensions of x."""
+    check_product(who, "in_features", in_, x, values)
+    if x.dim() == 2:
+        return _eager.spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+    leading = x.shape[:-1]
+    y = _eager.spmm(index, tile_ptr, values, x.reshape(leading.numel(), in_), bias, out, in_, regime)
+    return y.reshape(*leading, out)
+
+
+def spmm(pattern: Pattern, values: Tensor, x: Tensor, bias: Tensor | None = None, regime: str = "auto") -> Tensor:
+    """y = x W^T + bias.
+
+    Args:
+        values: (nnz,). x: (..., in). bias: (out,) or None.
+        regime: "auto", or force "stream" (every connection read once a batch block) or "panel" (bounded panels of W
+            decoded and multiplied by the vendor's dense product).
+
+    Returns: (..., out).
+    Raises: SnackError on shapes, dtypes or devices that do not fit, or a regime the device does not have.
+    """
+    return linear("spmm", pattern.index, pattern.tile_ptr, values, x, bias, *pattern.shape, regime_code(regime))
+
+
+def spmm_t(pattern: Pattern, values: Tensor, dy: Tensor, regime: str = "auto") -> Tensor:
+    """dx = dy W, from the same copy of the values. dy (..., out) -> (..., in). Raises like `spmm`."""
+    out, in_ = pattern.shape
+    check_product("spmm_t", "out_features", out, dy, values, "dy")
+    flat = dy.reshape(dy.shape[:-1].numel(), out)
+    dx = torch.ops.snack.spmm_t(pattern.index, pattern.tile_ptr, values, flat, out, in_, regime_code(regime))
+    return dx.reshape(*dy.shape[:-1], in_)
+
+
+def sddmm(pattern: Pattern, dy: Tensor, x: Tensor, regime: str = "auto") -> Tensor:
+    """The gradient of the values: sum over the batch of dy[b, row] * x[b, col] at every connection.
+
+    dy (..., out), x (..., in), equal leading dimensions -> (nnz,). Raises like `spmm`.
+    """
+    out, in_ = pattern.shape
+    check_product("sddmm", "out_features", out, dy, x, "dy")
+    check_product("sddmm", "in_features", in_, x, x)
+    require(
+        dy.shape[:-1] == x.shape[:-1],
+        f"sddmm: dy has leading dimensions {tuple(dy.shape[:-1])} and x {tuple(x.shape[:-1])}; both are the batch.",
+    )
+    batch = x.shape[:-1].numel()
+    return torch.ops.snack.sddmm(
+        pattern.index, pattern.tile_ptr, dy.reshape(batch, out), x.reshape(batch, in_), out, in_, regime_code(regime)
+    )
