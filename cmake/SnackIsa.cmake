@@ -23,9 +23,13 @@ function(snack_add_isa_sources target source)
     target_include_directories(${object} PRIVATE include)
     target_include_directories(${object} SYSTEM PRIVATE "${SNACK_HIGHWAY_INCLUDE}")
     target_compile_definitions(${object} PRIVATE SNACK_ISA_TITLE=${title} SNACK_ISA_NAME=${isa})
-    # -O2 in debug builds too: without inlining the loops are useless and shared inline functions would leak.
-    target_compile_options(${object} PRIVATE -O3 -ffp-contract=off ${SNACK_ISA_FLAGS_${title}})
+    # Optimised in debug builds too: without inlining the loops are useless and shared inline functions would leak. Under
+    # the sanitizers -O1, since instrumented inlined loops take the optimiser many minutes.
+    target_compile_options(${object} PRIVATE $<IF:$<BOOL:${SNACK_SANITIZE}>,-O1,-O3> -ffp-contract=off ${SNACK_ISA_FLAGS_${title}})
     snack_set_warnings(${object})
+    if(SNACK_SANITIZE)  # out-of-bounds accesses are what matters here, and UBSan doubles the time to compile
+      target_compile_options(${object} PRIVATE -fno-sanitize=undefined)
+    endif()
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${object}>)
   endforeach()
 endfunction()

@@ -50,7 +50,8 @@ def check_cpp(root: Path) -> list[str]:
                 problems.append(f"{name}: includes {included}; torch headers belong in torch/ only")
             if re.match(r"(cuda|cub/|thrust/|cute/|cutlass/)", included) and not name.startswith(("src/cuda/", "torch/")):
                 problems.append(f"{name}: includes {included}; CUDA headers belong in src/cuda/ only")
-            target = cpp_layer((file.parent / included).resolve().relative_to(root.resolve()).as_posix()) if included.startswith(".") else cpp_layer(included)
+            is_relative = included.startswith(".")
+            target = cpp_layer((file.parent / included).resolve().relative_to(root.resolve()).as_posix() if is_relative else included)
             if not may_include(layer, target):
                 problems.append(f"{name} ({layer}): includes {included} ({target}); the arrow points the wrong way")
     return problems if files else ["no C++ files found: is this the repository root?"]

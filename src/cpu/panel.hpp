@@ -8,14 +8,21 @@
 
 namespace snack::cpu {
 
-/// How many tasks to cut `work` multiply-adds into: one for small problems, else the number of threads.
-int64_t stream_tasks(int64_t work, int threads);
+/// How many tasks to cut a pass of the stream regime into: one for small problems, else the number of threads.
+int64_t stream_tasks(const Geometry& g, int64_t width, int threads);
 
 template <class A>
 struct DenseOperand {
   const A* data;
   int64_t row_stride, col_stride;
 };
+
+/// A batch block of one row that needs no conversion: the row itself; null otherwise.
+template <class A>
+const A* contiguous_column(const MatrixView& m, int64_t batch, int width) {
+  if (width != 1 || m.col_stride != 1 || size_of(m.dtype) != sizeof(A)) return nullptr;
+  return static_cast<const A*>(m.data) + batch * m.row_stride;
+}
 
 /// The matrix itself when its elements are of type A, else a converted copy in the arena.
 template <class A>
@@ -50,6 +57,11 @@ void for_each_slot_of_rows(const PatternView& pattern, int64_t row0, int64_t row
     else walk(static_cast<const uint32_t*>(pattern.index));
   });
 }
+
+/// Whether m (count) holds a NaN. A panel's zeros turn an infinite operand into NaN where nothing is connected; a product
+/// that holds one is made again by the stream regime, which multiplies connections only.
+template <class A>
+bool has_nan(const A* m, int64_t count, const ParallelFor& runner);
 
 /// out (rows, cols) = m + bias, converted; in place when m is out.
 template <class A>

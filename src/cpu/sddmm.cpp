@@ -13,7 +13,7 @@ template <class A>
 void stream(const SddmmArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g.nnz * plan.batch_block, resources.parallel.threads);
+  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
   Arena arena(resources.workspace);
   A* dyt = arena.take<A>(g.out * plan.batch_block);
   A* xt = arena.take<A>(g.in * plan.batch_block);
@@ -22,12 +22,17 @@ void stream(const SddmmArgs& args, const Plan& plan, const CpuResources& resourc
   for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
     const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
     const int width = block_width(count);
+    const A *dy = contiguous_column<A>(args.dy, b0, width), *x = contiguous_column<A>(args.x, b0, width);
+    if (dy == nullptr || x == nullptr) {
+      parallel_for(resources.parallel, parts, [&](int64_t part) {
+        k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
+        k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
+      });
+      dy = dyt;
+      x = xt;
+    }
     parallel_for(resources.parallel, parts, [&](int64_t part) {
-      k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
-      k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
-    });
-    parallel_for(resources.parallel, parts, [&](int64_t part) {
-      k.sddmm_slots(args.pattern, width, dyt, xt, dvalues, g.nnz * part / parts, g.nnz * (part + 1) / parts, b0 > 0);
+      k.sddmm_slots(args.pattern, width, dy, x, dvalues, g.nnz * part / parts, g.nnz * (part + 1) / parts, b0 > 0);
     });
   }
   if (is_narrow_type) k.from_accumulator(dvalues, g.nnz, args.dtype, args.dvalues);

@@ -156,6 +156,7 @@ Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) {
     return slot >= 0 && !std::binary_search(drop.begin(), drop.end(), slot);
   };
   std::unordered_set<SlotKey> drawn;
+  drawn.reserve(size_t(k));
   Positions grown;
   for (uint64_t i = 0; int64_t(grown.rows.size()) < k; ++i) {
     const int64_t position = int64_t(bounded(random_bits(key, i), uint64_t(g.out * g.in)));

@@ -49,7 +49,7 @@ template <class A>
 void stream(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g.nnz * plan.batch_block, resources.parallel.threads);
+  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
   const int64_t rows_at_once = spmm_rows_at_once(g);
   Arena arena(resources.workspace);
   A* xt = arena.take<A>(g.in * plan.batch_block);
@@ -59,15 +59,19 @@ void stream(const SpmmArgs& args, const Plan& plan, const CpuResources& resource
     const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
     const int width = block_width(count);
     char* y = static_cast<char*>(args.y) + b0 * g.out * size_of(args.dtype);
-    parallel_for(resources.parallel, parts, [&](int64_t part) {
-      k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
-    });
+    const A* x = contiguous_column<A>(args.x, b0, width);
+    if (x == nullptr) {
+      x = xt;
+      parallel_for(resources.parallel, parts, [&](int64_t part) {
+        k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
+      });
+    }
     parallel_for(resources.parallel, parts, [&](int64_t part) {
       // A strip's sums stay in the L1 cache until they are written out; tall tiles keep those of all the part's rows.
       A* sums = yt + (g.packing == Packing::kNarrow ? part * rows_at_once : bounds[part]) * plan.batch_block;
       for (int64_t begin = bounds[part], end; begin < bounds[part + 1]; begin = end) {
         end = std::min(bounds[part + 1], (begin / rows_at_once + 1) * rows_at_once);
-        k.spmm_rows(args.pattern, args.dtype, args.values, width, xt, sums, begin, end);
+        k.spmm_rows(args.pattern, args.dtype, args.values, width, x, sums, begin, end);
         k.store_block(sums, width, count, begin, end, args.dtype, args.bias, y, g.out);
       }
     });
@@ -89,6 +93,7 @@ void panels(const SpmmArgs& args, const Plan& plan, const CpuResources& resource
                     .a = x.data, .a_row_stride = x.row_stride, .a_col_stride = x.col_stride,
                     .b = decoded, .b_row_stride = 1, .b_col_stride = g.in, .c = y + r0, .c_row_stride = g.out});
   }
+  if (has_nan(y, args.x.rows * g.out, resources.parallel)) return stream<A>(args, plan, resources);
   finish_rows<A>(y, args.x.rows, g.out, args.dtype, args.bias, args.y, resources.parallel);
 }
 

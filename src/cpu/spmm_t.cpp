@@ -32,7 +32,7 @@ template <class A>
 void stream(const SpmmTArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g.nnz * plan.batch_block, resources.parallel.threads);
+  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
   const std::vector<Piece> pieces = cut_panels(args.pattern, parts);
   Arena arena(resources.workspace);
   A* dyt = arena.take<A>(g.out * plan.batch_block);
@@ -41,13 +41,17 @@ void stream(const SpmmTArgs& args, const Plan& plan, const CpuResources& resourc
     const int64_t count = std::min(plan.batch_block, args.dy.rows - b0);
     const int width = block_width(count);
     char* dx = static_cast<char*>(args.dx) + b0 * g.in * size_of(args.dtype);
-    parallel_for(resources.parallel, parts, [&](int64_t part) {
-      k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
-    });
+    const A* dy = contiguous_column<A>(args.dy, b0, width);
+    if (dy == nullptr) {
+      dy = dyt;
+      parallel_for(resources.parallel, parts, [&](int64_t part) {
+        k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
+      });
+    }
     parallel_for(resources.parallel, int64_t(pieces.size()), [&](int64_t i) {
       A* window = windows + i * kTileCols * width;
       std::memset(window, 0, size_t(kTileCols * width) * sizeof(A));
-      k.spmm_t_slots(args.pattern, args.dtype, args.values, width, dyt, window, pieces[i].slot_begin, pieces[i].slot_end);
+      k.spmm_t_slots(args.pattern, args.dtype, args.values, width, dy, window, pieces[i].slot_begin, pieces[i].slot_end);
     });
     // Windows of one panel are neighbours: add them in order, then write the panel's columns of dx.
     parallel_for(resources.parallel, int64_t(pieces.size()), [&](int64_t i) {
@@ -80,6 +84,7 @@ void panels(const SpmmTArgs& args, const Plan& plan, const CpuResources& resourc
                     .b = decoded, .b_row_stride = g.in, .b_col_stride = 1, .c = dx, .c_row_stride = g.in,
                     .accumulate = r0 > 0});
   }
+  if (has_nan(dx, args.dy.rows * g.in, resources.parallel)) return stream<A>(args, plan, resources);
   finish_rows<A>(dx, args.dy.rows, g.in, args.dtype, nullptr, args.dx, resources.parallel);
 }
 

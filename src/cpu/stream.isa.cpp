@@ -146,8 +146,8 @@ template <class A, int kWidth, class Word>
 HWY_INLINE void accumulate_row(const Word* words, const A* values, int64_t count, const A* x, A* y) {
   using B = Block<A, kWidth>;
   const typename B::Tag d;
-  // A multiply-add takes 4 cycles: keep at least 4 independent sums in flight.
-  constexpr int kCopies = B::kVectors >= 4 ? 1 : 4 / B::kVectors;
+  // A multiply-add takes 4 cycles: keep at least 4 independent sums in flight (8 of 64 columns were no faster).
+  constexpr int kCopies = B::kVectors >= 4 ? 1 : 8 / B::kVectors;
   typename B::V sum[kCopies][B::kVectors];
   for (int v = 0; v < B::kVectors; ++v) {
     sum[0][v] = hn::LoadU(d, y + v * B::kLanes);
@@ -386,26 +386,39 @@ void sddmm_slots(const PatternView& pattern, const A* dyt, const A* xt, A* dvalu
 
 // ---- batch blocks ----
 
-// Transposes 4 rows of `from` (kLanes adjacent columns each) into kLanes rows of 4: to[c][r] = from[r][c] + shift[r].
-template <int kLanes>
+// Stores the 128-bit blocks of v at to, to + stride, ...
+template <class D, class V>
+HWY_INLINE void store_blocks(D d, V v, float* to, int64_t stride) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    store_blocks(half, hn::LowerHalf(half, v), to, stride);
+    store_blocks(half, hn::UpperHalf(half, v), to + int64_t(hn::MaxLanes(half)) / 4 * stride, stride);
+  }
+}
+
+// Transposes 4 rows of `from` (kColumns adjacent columns each) into kColumns rows of 4: to[c][r] = from[r][c] + shift[r].
+template <int kColumns>
 HWY_INLINE void transpose_four(const float* from, int64_t from_stride, const float* shift, float* to, int64_t to_stride) {
-  const hn::CappedTag<float, kLanes> d;
+  const hn::CappedTag<float, kColumns> d;
   const hn::RepartitionToWide<decltype(d)> wide;
-  const auto row = [&](int r) SNACK_INLINE {
-    const auto v = hn::LoadU(d, from + r * from_stride);
-    return shift == nullptr ? v : hn::Add(v, hn::Set(d, shift[r]));
-  };
-  const auto a = row(0), b = row(1), c = row(2), e = row(3);
-  const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(d, a, b)), ab_high = hn::BitCast(wide, hn::InterleaveUpper(d, a, b));
-  const auto ce_low = hn::BitCast(wide, hn::InterleaveLower(d, c, e)), ce_high = hn::BitCast(wide, hn::InterleaveUpper(d, c, e));
-  HWY_ALIGN float columns[4][kLanes];  // columns[j]: columns j, j + 4, j + 8 .. of the result, four entries each
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(wide, ab_low, ce_low)), d, columns[0]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(wide, ab_low, ce_low)), d, columns[1]);
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(wide, ab_high, ce_high)), d, columns[2]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(wide, ab_high, ce_high)), d, columns[3]);
-  const hn::CappedTag<float, 4> d4;
-  for (int block = 0; block < kLanes; block += 4)
-    for (int j = 0; j < 4; ++j) hn::StoreU(hn::Load(d4, columns[j] + block), d4, to + (block + j) * to_stride);
+  constexpr int kLanes = int(hn::MaxLanes(d));
+  for (int at = 0; at < kColumns; at += kLanes) {
+    const auto row = [&](int r) SNACK_INLINE {
+      const auto v = hn::LoadU(d, from + r * from_stride + at);
+      return shift == nullptr ? v : hn::Add(v, hn::Set(d, shift[r]));
+    };
+    const auto a = row(0), b = row(1), c = row(2), e = row(3);
+    const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(d, a, b)), ab_high = hn::BitCast(wide, hn::InterleaveUpper(d, a, b));
+    const auto ce_low = hn::BitCast(wide, hn::InterleaveLower(d, c, e)), ce_high = hn::BitCast(wide, hn::InterleaveUpper(d, c, e));
+    // Every block of vector j holds one column of the result: j, j + 4, j + 8, ...
+    float* out = to + at * to_stride;
+    store_blocks(d, hn::BitCast(d, hn::InterleaveLower(wide, ab_low, ce_low)), out, 4 * to_stride);
+    store_blocks(d, hn::BitCast(d, hn::InterleaveUpper(wide, ab_low, ce_low)), out + to_stride, 4 * to_stride);
+    store_blocks(d, hn::BitCast(d, hn::InterleaveLower(wide, ab_high, ce_high)), out + 2 * to_stride, 4 * to_stride);
+    store_blocks(d, hn::BitCast(d, hn::InterleaveUpper(wide, ab_high, ce_high)), out + 3 * to_stride, 4 * to_stride);
+  }
 }
 
 constexpr int64_t kTransposeTile = 16;  // features a transposition step reads from each batch row
@@ -461,17 +474,20 @@ void store_block(const A* block, int width, int64_t count, int64_t begin, int64_
                  int64_t stride) {
   int64_t c = begin;
   if constexpr (sizeof(T) == 4) {
-    // 16 features at a time, so that a cache line of `out` is written once: its rows are often a power of two apart and
-    // would push each other out of the cache between partial writes.
+    // A cache line of `out` (16 features) is written by neighbouring steps, and only 8 rows are open at a time: rows are
+    // often a power of two apart and would push each other out of the L1 cache half written.
     for (; width >= 4 && c + kTransposeTile <= end; c += kTransposeTile) {
       const float* from = block + (c - begin) * width;
-      for (int64_t b = 0; b < count; b += 4) {
-        HWY_ALIGN float rows[4][kTransposeTile];
+      const auto shift = [&](int64_t j) { return bias == nullptr ? nullptr : bias + c + j; };
+      int64_t b = 0;
+      for (; b + 8 <= count; b += 8)
         for (int64_t j = 0; j < kTransposeTile; j += 4)
-          transpose_four<4>(from + j * width + b, width, bias == nullptr ? nullptr : bias + c + j, rows[0] + j, kTransposeTile);
-        for (int64_t r = b; r < b + 4 && r < count; ++r)
-          __builtin_memcpy(out + r * stride + c, rows[r - b], sizeof(rows[0]));
-      }
+          transpose_four<8>(from + j * width + b, width, shift(j), out + b * stride + c + j, stride);
+      for (; b + 4 <= count; b += 4)
+        for (int64_t j = 0; j < kTransposeTile; j += 4)
+          transpose_four<4>(from + j * width + b, width, shift(j), out + b * stride + c + j, stride);
+      for (; b < count; ++b)
+        for (int64_t j = 0; j < kTransposeTile; ++j) out[b * stride + c + j] = from[j * width + b] + (bias == nullptr ? 0 : bias[c + j]);
     }
   }
   for (; c < end; ++c) {

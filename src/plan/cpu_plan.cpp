@@ -56,15 +56,16 @@ Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capa
   Plan plan;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));
+  // The panel regime keeps what the stream regime needs, for products with operands that are not finite.
+  plan.batch_block = block_width(p.operation == Operation::kSpmmT ? std::min<int64_t>(p.batch, kMaxWindowWidth) : p.batch);
+  plan.workspace_bytes = stream_workspace(p, plan.batch_block, element, capability);
   if (is_panel) {
     plan.regime = Regime::kPanel;
     plan.panel_rows = panel_rows(g, element);
-    plan.workspace_bytes = panel_workspace(p, plan.panel_rows, element);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, panel_workspace(p, plan.panel_rows, element));
     plan.reason = requested == Regime::kPanel ? "asked for" : "dense enough for decoded panels and the vendor's product";
   } else {
     plan.regime = Regime::kStream;
-    plan.batch_block = std::min<int64_t>(kMaxWidth, block_width(p.batch));
-    plan.workspace_bytes = stream_workspace(p, plan.batch_block, element, capability);
     plan.reason = requested == Regime::kStream ? "asked for" : "every connection is read once a batch block";
   }
   return plan;

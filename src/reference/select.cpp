@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
+#include <tuple>
 
 #include "element.hpp"
 #include "snack/core/error.hpp"
@@ -35,19 +35,19 @@ void check_room(const Geometry& g, size_t live, int64_t k) {
 std::vector<int64_t> select_smallest(const SelectArgs& args) {
   return with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
-    std::vector<std::pair<double, int64_t>> scored;
+    std::vector<std::tuple<bool, double, int64_t>> scored;  // NaN after everything, then |value|, then slot
     for (int64_t slot = 0; slot < args.nnz; ++slot) {
       const double value = as_double(static_cast<const T*>(args.values)[slot]);
       const bool negative = value < 0;
       if (args.sign == Sign::kPositive && negative) continue;
       if (args.sign == Sign::kNegative && !negative) continue;
-      scored.emplace_back(std::isnan(value) ? std::numeric_limits<double>::infinity() : std::abs(value), slot);
+      scored.emplace_back(std::isnan(value), std::isnan(value) ? 0.0 : std::abs(value), slot);
     }
     SNACK_CHECK(args.k >= 0 && args.k <= int64_t(scored.size()), "cannot drop ", args.k, " of ", scored.size(),
                 " connections.");
     std::sort(scored.begin(), scored.end());
     std::vector<int64_t> slots;
-    for (int64_t i = 0; i < args.k; ++i) slots.push_back(scored[i].second);
+    for (int64_t i = 0; i < args.k; ++i) slots.push_back(std::get<2>(scored[i]));
     std::sort(slots.begin(), slots.end());
     return slots;
   });

@@ -148,7 +148,8 @@ def _compress(pattern: Pattern, values: Tensor, by_row: bool) -> tuple[Tensor, T
 def to_torch_coo(pattern: Pattern, values: Tensor) -> Tensor:
     """torch.sparse_coo_tensor, coalesced."""
     rows, cols = pattern.coordinates()
-    return torch.sparse_coo_tensor(torch.stack([rows.long(), cols.long()]), values.detach(), pattern.shape, check_invariants=False).coalesce()
+    indices = torch.stack([rows.long(), cols.long()])
+    return torch.sparse_coo_tensor(indices, values.detach(), pattern.shape, check_invariants=False).coalesce()
 
 
 def to_torch_csr(pattern: Pattern, values: Tensor) -> Tensor:

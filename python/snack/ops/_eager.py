@@ -47,6 +47,7 @@ def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tenso
     """torch.ops.snack.spmm by the cheapest route that gives the same result."""
     if (
         torch.compiler.is_compiling()
+        or x.is_meta
         or torch.is_autocast_enabled(x.device.type)
         or torch._C._are_functorch_transforms_active()
     ):

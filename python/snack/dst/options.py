@@ -1,0 +1,180 @@
+"""Checks of what a stepper is given, each ending in one sentence. Nothing here has a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SnackError, require
+from ..nn import SparseLinear
+from .schedules import Constant, Cosine, check_fraction
+
+ALIASES = {"zeta": "drop_fraction", "alpha": "drop_fraction", "delta_t": "every"}
+DEFAULTS = {"drop_fraction": 0.3, "every": 100}
+NAMES = ("drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates")
+
+SCHEDULES = {"Constant": Constant, "Cosine": Cosine}
+STATE_VERSION = 1
+
+
+def resolve_aliases(who: str, aliases: dict[str, object], **given: object) -> tuple[object, object]:
+    """(drop_fraction, every), where papers' names stand in for ours; SnackError on any other name."""
+    for alias, value in aliases.items():
+        name = ALIASES.get(alias)
+        require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(NAMES)}.")
+        require(given[name] == DEFAULTS[name], f"{who}: {alias} is another name of {name}; give one of them once.")
+        given[name] = value
+    return given["drop_fraction"], given["every"]
+
+
+def _whole(who: str, name: str, value: object, least: int) -> int:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(is_whole and value >= least, f"{who}: {name}={value!r} must be a whole number of at least {least}.")
+    return int(value)
+
+
+def check_times(who: str, every: object, start: object, t_end: object) -> tuple[int, int, int | None]:
+    """every >= 1, start >= 0, and t_end None or a number not below start (0.75 * total is rounded down)."""
+    every, start = _whole(who, "every", every, 1), _whole(who, "start", start, 0)
+    if t_end is None:
+        return every, start, None
+    is_number = isinstance(t_end, Real) and not isinstance(t_end, bool) and math.isfinite(t_end)
+    require(is_number, f"{who}: t_end={t_end!r} must be a number of optimiser steps, or None for no end.")
+    require(t_end >= start, f"{who}: t_end={t_end!r} lies before start={start}; updates happen at steps start <= t < t_end.")
+    return every, start, int(t_end)
+
+
+def check_schedule(who: str, schedule: object, t_end: int | None) -> None:
+    """A schedule that decays to t_end needs one."""
+    require(
+        t_end is not None or not getattr(schedule, "needs_t_end", False),
+        f"{who}: the drop fraction falls to 0 at t_end, which is missing; give t_end (0.75 * all steps is usual), or a fixed "
+        "drop_fraction=snack.dst.Constant(0.3).",
+    )
+
+
+def check_seed(who: str, seed: object) -> int:
+    """A whole number >= 0."""
+    return _whole(who, "seed", seed, 0)
+
+
+def check_grow_init(who: str, grow_init: object) -> object:
+    """A finite number as float, or a function."""
+    if callable(grow_init):
+        return grow_init
+    is_number = isinstance(grow_init, Real) and not isinstance(grow_init, bool) and math.isfinite(grow_init)
+    require(is_number, f"{who}: grow_init={grow_init!r} must be a finite number or a function (layer, rows, cols, context) -> values.")
+    return float(grow_init)
+
+
+def check_model(who: str, model: object, optimizer: object) -> None:
+    """A model with sparse layers, and an optimiser."""
+    require(isinstance(model, nn.Module), f"{who}: the model is a {type(model).__name__}, expected a torch.nn.Module.")
+    require(
+        isinstance(optimizer, torch.optim.Optimizer),
+        f"{who}: the optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer (of a wrapper, give the one inside).",
+    )
+    require(
+        any(isinstance(module, SparseLinear) for module in model.modules()),
+        f"{who}: the model has no sparse layers; call snack.sparsify(model, sparsity=...) first, then build the optimiser.",
+    )
+
+
+def check_layers(who: str, layers: Iterable) -> None:
+    """No two of the (name, number, layer) share their values."""
+    names: dict[int, str] = {}
+    for name, _, layer in layers:
+        require(
+            id(layer.values) not in names,
+            f"{who}: layers '{names.get(id(layer.values))}' and '{name}' share their values, so an edit of one breaks the other.",
+        )
+        names[id(layer.values)] = name
+
+
+def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterable) -> None:
+    """Every trained layer's values are in the optimiser."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    stale = [name for name, _, layer in trained if id(layer.values) not in held]
+    require(
+        not stale,
+        f"{who}: the optimiser does not hold the values of {', '.join(map(repr, stale[:3]))}{', ...' if len(stale) > 3 else ''}; it was "
+        "built before the model was made sparse or its parameters were replaced. Build it from model.parameters() after snack.sparsify; "
+        "freeze (values.requires_grad_(False)) a layer that is not to be trained.",
+    )
+
+
+# ---- what rules return; the stepper adds which layer it was ----
+
+
+def _indices(what: str, data: object) -> Tensor:
+    try:
+        tensor = torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError):
+        raise SnackError(f"the {what} a {type(data).__name__}, expected a 1-D tensor of integers.") from None
+    is_integral = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool) or tensor.numel() == 0
+    require(
+        tensor.dim() == 1 and is_integral,
+        f"the {what} {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}, expected a 1-D tensor of integers.",
+    )
+    return tensor.detach().to("cpu", torch.int64).contiguous()
+
+
+def check_slots(slots: object, k: int) -> Tensor:
+    """At most k slots, int64, on the CPU."""
+    slots = _indices("drop rule returned", slots)
+    require(slots.numel() <= k, f"the drop rule returned {slots.numel()} slots, it was asked for at most {k}.")
+    return slots
+
+
+def check_positions(positions: object, k: int) -> tuple[Tensor, Tensor]:
+    """Exactly k (rows, cols), int64, on the CPU."""
+    is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2
+    require(is_pair, f"the grow rule returned a {type(positions).__name__}, expected a pair (rows, cols).")
+    rows, cols = (_indices(f"grow rule returned {name} that are", p) for name, p in zip(("rows", "columns"), positions))
+    require(
+        rows.numel() == k and cols.numel() == k,
+        f"the grow rule returned {rows.numel()} rows and {cols.numel()} columns, expected {k} of each, as many as are dropped.",
+    )
+    return rows, cols
+
+
+def check_grown_values(values: object, like: Tensor, k: int) -> Tensor:
+    """Exactly k initial values, with the layer's dtype and device."""
+    values = torch.as_tensor(values)
+    require(values.shape == (k,), f"grow_init returned shape {tuple(values.shape)}, expected ({k},), one value for every grown connection.")
+    return values.detach().to(like)
+
+
+# ---- saved state ----
+
+
+def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
+    """The attributes a state dict sets, checked. `schedule` stays where the file's was a function."""
+    require(isinstance(state, dict), f"{who}: the state is a {type(state).__name__}, expected what state_dict() returned.")
+    needed = ("version", "method", "steps", "updates", "seed", "every", "start", "t_end", "schedule", "drop_fraction")
+    missing = [key for key in needed if key not in state]
+    require(not missing, f"{who}: the state lacks {', '.join(missing)}; expected what state_dict() returned.")
+    require(
+        state["version"] == STATE_VERSION,
+        f"{who}: the state has version {state['version']!r}, this one reads {STATE_VERSION}; load it with the version that wrote it.",
+    )
+    require(state["method"] == who, f"{who}: the state is of {state['method']}; continue with the method it was saved from.")
+    every, start, t_end = check_times(who, state["every"], state["start"], state["t_end"])
+    if state["schedule"] is not None:
+        kind = SCHEDULES.get(state["schedule"])
+        require(kind is not None, f"{who}: the state's schedule {state['schedule']!r} is unknown; known are {', '.join(SCHEDULES)}.")
+        schedule = kind(check_fraction(state["drop_fraction"], who))
+    check_schedule(who, schedule, t_end)
+    return {
+        "steps": _whole(who, "steps", state["steps"], 0),
+        "updates": _whole(who, "updates", state["updates"], 0),
+        "seed": check_seed(who, state["seed"]),
+        "every": every,
+        "start": start,
+        "t_end": t_end,
+        "schedule": schedule,
+    }

@@ -1,0 +1,187 @@
+"""Rules: which connections to drop, where to grow. A rule is a plain function, yours or one of these.
+
+    drop(layer, k, context)       -> slots       at most k distinct slots of `layer.values`, int64
+    grow(layer, k, drop, context) -> rows, cols  exactly k distinct positions, each empty or given up by a slot in `drop`
+
+They read the layer and change nothing. `drop` is called first; `grow` gets as many as it returned. Rules that look at the
+gradient of absent connections are marked with `needs_gradient` and find the operands of dW = dY^T X in `context.x` and
+`context.dy`. Building blocks: `snack.ops.select_smallest`, `grow_uniform`, `grow_gradient`, `sddmm`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import SnackError
+from ..formats import Pattern
+from ..nn import SparseLinear
+
+Drop = Callable[[SparseLinear, int, "Context"], Tensor]
+Grow = Callable[[SparseLinear, int, Tensor, "Context"], "tuple[Tensor, Tensor]"]
+
+EXACT_POSITIONS = 2**30
+"""Gradient growth looks at every position of a layer up to this size (about 32,768 x 32,768), and at a sample beyond."""
+
+CANDIDATES_PER_CONNECTION = 8
+"""Size of that sample, in multiples of the connections to grow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a rule may want to know besides the layer.
+
+    Attributes:
+        name, number: the layer's name in the model and its place among the sparse layers, from 0.
+        step: optimiser steps taken, from 1. update: topology updates made before this one.
+        fraction: of the connections to replace, as scheduled (k is cut to it, rounded down).
+        empty: positions without a connection (before the drop).
+        key: of this layer's random stream in this update, see `snack.ops.random_key`.
+        optimizer: its state holds momentum and the like, per slot: `optimizer.state[layer.values]`.
+        x, dy: (batch, in), (batch, out), of the step just taken, for rules marked `needs_gradient`, else None.
+    """
+
+    name: str
+    number: int
+    step: int
+    update: int
+    fraction: float
+    empty: int
+    key: int
+    optimizer: torch.optim.Optimizer
+    x: Tensor | None = None
+    dy: Tensor | None = None
+
+
+def needs_gradient(rule):
+    """Mark a drop or grow rule that reads `context.x` and `context.dy`. Usable as a decorator."""
+    rule.needs_gradient = True
+    return rule
+
+
+def wants_gradient(rule: object) -> bool:
+    """Whether `rule` is marked by `needs_gradient`."""
+    return bool(getattr(rule, "needs_gradient", False))
+
+
+# ---- drop ----
+
+
+def drop_magnitude(layer: SparseLinear, k: int, context: Context) -> Tensor:
+    """The k connections of smallest |value|; ties: the lower slot (RigL; also a common variant of SET)."""
+    return ops.select_smallest(layer.values, k)
+
+
+def drop_signed(layer: SparseLinear, k: int, context: Context) -> Tensor:
+    """SET as published (Mocanu et al. 2018): the fraction of the values >= 0 nearest to 0, and that of the negative ones.
+
+    Both counts are rounded down, so there may be one fewer than k.
+    """
+    negatives = int((layer.values < 0).sum())
+    below = int(context.fraction * negatives)
+    above = int(context.fraction * (layer.nnz - negatives))
+    if above + below > k:  # k was cut because the layer has few empty positions
+        above, below = above * k // (above + below), below * k // (above + below)
+    return torch.cat([ops.select_smallest(layer.values, above, "positive"), ops.select_smallest(layer.values, below, "negative")])
+
+
+# ---- grow ----
+
+
+def grow_uniform(layer: SparseLinear, k: int, drop: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """k empty positions, uniformly at random (SET)."""
+    return ops.grow_uniform(layer.pattern, k, context.key, drop)
+
+
+class GradientGrowth:
+    """The k empty positions of largest |dY^T X| (RigL, Evci et al. 2020, algorithm 1); ties: first in slot order.
+
+    No dense gradient is made. Exact for layers of up to `EXACT_POSITIONS` positions; larger ones grow the best of
+    `CANDIDATES_PER_CONNECTION` * k uniformly drawn empty positions, with a warning, once a layer.
+
+    candidates: draw this number for every connection to grow, whatever the layer's size; "all" is exact at any size.
+    """
+
+    needs_gradient = True
+
+    def __init__(self, candidates: int | str | None = None):
+        is_count = isinstance(candidates, Integral) and not isinstance(candidates, bool) and candidates >= 1
+        if candidates is not None and candidates != "all" and not is_count:
+            raise SnackError(f"RigL: candidates={candidates!r} is neither a number of at least 1 (for every connection to grow) nor 'all'.")
+        self.candidates = candidates
+        self._announced: set[str] = set()
+
+    def __call__(self, layer: SparseLinear, k: int, drop: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        is_large = layer.out_features * layer.in_features > EXACT_POSITIONS
+        if self.candidates == "all" or (self.candidates is None and not is_large):
+            return ops.grow_gradient(layer.pattern, context.x, context.dy, k, drop)
+        wanted = min((self.candidates or CANDIDATES_PER_CONNECTION) * k, context.empty + drop.numel())
+        if is_large and context.name not in self._announced:
+            self._announced.add(context.name)
+            _announce_sampling(layer, wanted, context)
+        return _best_of_sample(layer, k, drop, wanted, context)
+
+
+def _best_of_sample(layer: SparseLinear, k: int, drop: Tensor, wanted: int, context: Context) -> tuple[Tensor, Tensor]:
+    candidates = Pattern(*ops.grow_uniform(layer.pattern, wanted, context.key, drop), layer.pattern.shape)
+    # Sums of 16-bit products are scored in float32, or rounding would make ties of what is none.
+    x, dy = (t.float() if t.dtype.itemsize == 2 else t for t in (context.x, context.dy))
+    scores = torch.nan_to_num(ops.sddmm(candidates, dy, x).abs(), nan=-1.0, posinf=torch.inf)
+    # The pattern has sorted its positions and the scores come in its order, so a stable sort keeps ties in slot order.
+    best = torch.sort(scores, descending=True, stable=True).indices[:k]
+    if bool((scores[best] < 0).any()):
+        raise SnackError(f"grow_gradient: fewer than {k} of the {wanted} candidates have a gradient that is a number; the others are NaN.")
+    rows, cols = candidates.coordinates()
+    return rows[best].long(), cols[best].long()
+
+
+def _announce_sampling(layer: SparseLinear, wanted: int, context: Context) -> None:
+    positions, batch = layer.out_features * layer.in_features, context.x.shape[0]
+    warnings.warn(
+        f"RigL: layer '{context.name}' ({layer.out_features} x {layer.in_features}) has {positions:,} positions. Exact growth would "
+        f"compute the gradient of every one at each update: {positions * batch:.2g} multiply-adds at batch {batch}, "
+        f"{positions / max(1, layer.nnz):,.0f} times the gradient of the {layer.nnz:,} connections. Instead the best of {wanted:,} random "
+        f"candidates grow; candidates=c draws c for every connection to grow, candidates='all' grows exactly.",
+        stacklevel=6,
+    )
+
+
+DROP_RULES: dict[str, Drop] = {"magnitude": drop_magnitude, "signed": drop_signed}
+GROW_RULES: tuple[str, ...] = ("uniform", "gradient")
+
+
+def resolve_drop(rule: object, who: str) -> Drop:
+    """The drop rule of that name, or the given function itself."""
+    if callable(rule):
+        return rule
+    if isinstance(rule, str) and rule in DROP_RULES:
+        return DROP_RULES[rule]
+    raise SnackError(
+        f"{who}: drop rule {rule!r} is unknown; choose one of {', '.join(DROP_RULES)}, or give a function drop(layer, k, context)."
+    )
+
+
+def resolve_grow(rule: object, candidates: int | str | None, who: str) -> Grow:
+    """The grow rule of that name, or the given function itself; `candidates` belongs to "gradient"."""
+    if rule == "gradient":
+        return GradientGrowth(candidates)
+    if candidates is not None:
+        raise SnackError(f"{who}: candidates={candidates!r} belongs to grow='gradient', but the grow rule is {rule!r}; leave it out.")
+    if rule == "uniform":
+        return grow_uniform
+    if callable(rule):
+        return rule
+    raise SnackError(
+        f"{who}: grow rule {rule!r} is unknown; choose one of {', '.join(GROW_RULES)}, or give a function grow(layer, k, drop, context)."
+    )
+
+
+def is_built_in(rule: object) -> bool:
+    """Whether `rule` is one of this module's, whose answers need no check."""
+    return rule is grow_uniform or isinstance(rule, GradientGrowth) or rule in DROP_RULES.values()

@@ -1,0 +1,14 @@
+"""Layers and models: SparseLinear, conversion of whole models, memory, parameter groups, files."""
+
+from .convert import densify, sparsify
+from .groups import param_groups
+from .linear import SparseLinear
+from .memory import Summary, summary
+from .persistence import load, read_header, save
+from .report import LayerReport, Report
+from .slot_map import SlotMap
+
+__all__ = [
+    "LayerReport", "Report", "SlotMap", "SparseLinear", "Summary", "densify", "load", "param_groups", "read_header", "save",
+    "sparsify", "summary",
+]

@@ -1,0 +1,264 @@
+"""sparsify: nn.Linear layers of a model become SparseLinear, in place, with an exact budget. densify: the way back."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+
+from ..errors import SnackError, require
+from ..formats.pattern import check_sparsity
+from . import fast_path, stale
+from .candidates import Candidate, find_linears, match_globs, note_obstacles, pruned_weight
+from .distribution import DISTRIBUTIONS, allocate
+from .linear import SparseLinear, meta_pattern
+from .report import LayerReport, Report
+from .select import check_how, choose, draw_seed
+
+DEFAULT_SPARSITY = 0.9
+_OVERFLOW = -1
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+def sparsify(
+    model: nn.Module,
+    sparsity: float | Mapping[str, float] | None = None,
+    distribution: str = "uniform",
+    how: str = "random",
+    include: str | type | Iterable[str | type] | None = None,
+    exclude: str | Iterable[str] = (),
+    rescale: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Replace the nn.Linear layers of `model` by SparseLinear, in place, and return the model.
+
+    Build the optimiser afterwards: the old weights no longer belong to the model (a step of an older optimiser raises).
+
+    Args:
+        model: any module; of a bare nn.Linear the new layer is returned.
+        sparsity: fraction of absent connections over all converted layers (default 0.9), or {glob of layer names: fraction},
+            where the first glob that matches counts, every glob has a budget of its own, and unmatched layers stay dense.
+            The budget is exact: connections sum to round((1 - sparsity) * positions), by largest remainder.
+        distribution: "uniform" (every layer alike), or "er" = "erk" (density proportional to (out + in) / (out * in);
+            Mocanu et al. 2018, Evci et al. 2020); a layer whose share is all of its positions stays an nn.Linear.
+        how: "random" (uniform positions), "magnitude" (largest |weight|), or "nonzero" (what is not zero stays, or the mask
+            of torch.nn.utils.prune; takes no sparsity): for a model that was pruned elsewhere.
+        include: what to convert: globs of layer names, classes derived from nn.Linear (default "*": every nn.Linear, no
+            derived class; ["*", MyLinear] adds one). exclude: globs of layers that stay dense.
+        rescale: multiply the kept weights by sqrt(1 / density), which keeps the variance of the outputs; for a fresh
+            nn.Linear that is its initialisation scaled to the effective fan-in. Default: only with how="random".
+        generator: source of the random positions (default: PyTorch's global state).
+
+    `model.sparsify_report` (a `Report`; print it) says what was converted and what not, and why. Layers that were asked for
+    and could not be converted (attention's out_proj, tied, parametrized or pruned weights) are also named in a UserWarning.
+
+    Raises: SnackError on a sparsity outside [0, 1), an unknown name, a glob that matches nothing, a model without nn.Linear;
+        the model is then unchanged.
+    """
+    _check_arguments(model, sparsity, distribution, how)
+    candidates = find_linears(model)
+    _require_some(model, candidates)
+    fractions = _fractions(candidates, sparsity)
+    reasons = _select(model, candidates, include, exclude, fractions, how)
+    report = {id(c): LayerReport(c.title, c.shape, "skipped", math.prod(c.shape), reasons.get(id(c), "")) for c in candidates}
+
+    # Every new layer is made before the model is touched.
+    pending: list[tuple[Candidate, SparseLinear]] = []
+    for candidate, count in _counts(candidates, fractions, reasons, distribution, how):
+        entry = report[id(candidate)]
+        if count == _OVERFLOW:
+            entry.status, entry.reason = "kept dense", f"its share by '{distribution}' is every position"
+            continue
+        layer = _convert(candidate.layer, count, how, how == "random" if rescale is None else rescale, generator)
+        entry.status, entry.nnz = "converted", layer.nnz
+        entry.reason = "" if layer.nnz else "it has no connections left; only its bias acts"
+        pending.append((candidate, layer))
+
+    for candidate, layer in pending:
+        _take_hooks(candidate.layer, layer)
+        model = _replace(model, candidate.places, layer)
+    stale.mark_replaced([(p, c.title) for c, layer in pending for p in _given_up(c.layer, layer)], "snack.sparsify")
+    fast_path.update(model)
+    model.sparsify_report = Report(list(report.values()))
+    _warn([c for c in candidates if c.obstacle and reasons[id(c)] == c.obstacle])
+    return model
+
+
+def _check_arguments(model: object, sparsity: object, distribution: object, how: str) -> None:
+    require(isinstance(model, nn.Module), f"sparsify: expected an nn.Module, got {type(model).__name__}.")
+    check_how(how)
+    require(distribution in DISTRIBUTIONS, f"sparsify: distribution {distribution!r} is unknown; choose one of {', '.join(DISTRIBUTIONS)}.")
+    require(
+        sparsity is None or how != "nonzero",
+        "sparsify: how='nonzero' keeps what is not zero; leave `sparsity` out (or choose how='magnitude').",
+    )
+
+
+def _require_some(model: nn.Module, candidates: list[Candidate]) -> None:
+    if not candidates:
+        has_sparse = any(isinstance(module, SparseLinear) for module in model.modules())
+        why = "; its layers are sparse already." if has_sparse else "."
+        raise SnackError(f"sparsify: {type(model).__name__} holds no nn.Linear to convert{why}")
+
+
+def _counts(
+    candidates: list[Candidate], fractions: dict[str, float], reasons: dict[int, str], distribution: str, how: str
+) -> Iterator[tuple[Candidate, int | None]]:
+    """(layer, its connections) of every layer to convert; None: those that are not zero, `_OVERFLOW`: it stays dense."""
+    groups: dict[str, list[Candidate]] = {glob: [] for glob in fractions}
+    for c in candidates:
+        if id(c) not in reasons:
+            groups[next(glob for glob in fractions if c.matches(glob))].append(c)
+    for glob, members in groups.items():
+        if how == "nonzero":
+            yield from ((c, None) for c in members)
+            continue
+        counts, overflows = allocate([c.shape for c in members], fractions[glob], distribution)
+        yield from zip(members, (_OVERFLOW if over else count for count, over in zip(counts, overflows)))
+
+
+def _warn(left_dense: list[Candidate]) -> None:
+    """Name the layers that were asked for and could not be converted, by reason."""
+    names: dict[str, list[str]] = {}
+    for c in left_dense:
+        names.setdefault(c.obstacle, []).append(f"'{c.title}'")
+    if names:
+        listed = "; ".join(f"{', '.join(titles)}: {obstacle}" for obstacle, titles in names.items())
+        warnings.warn(f"snack.sparsify left dense {listed}. Name them in `exclude` to silence this.", stacklevel=3)
+
+
+def _as_list(globs: object) -> list:
+    return [globs] if isinstance(globs, (str, type)) else list(globs)
+
+
+def _fractions(candidates: list[Candidate], sparsity: float | Mapping[str, float] | None) -> dict[str, float]:
+    """{glob: sparsity}, checked; every glob is one budget."""
+    if not isinstance(sparsity, Mapping):
+        return {"*": check_sparsity(DEFAULT_SPARSITY if sparsity is None else sparsity, "sparsify")}
+    require(len(sparsity) > 0, "sparsify: sparsity is an empty mapping; give {glob of layer names: fraction}.")
+    match_globs(candidates, sparsity, "sparsity")
+    return {glob: check_sparsity(fraction, f"sparsify: {glob!r}") for glob, fraction in sparsity.items()}
+
+
+def _select(
+    model: nn.Module, candidates: list[Candidate], include: object, exclude: object, fractions: dict[str, float], how: str
+) -> dict[int, str]:
+    """{id of candidate: reason} of those that stay dense."""
+    wanted = ["*"] if include is None else _as_list(include)
+    unwanted = _as_list(exclude)
+    classes = tuple(item for item in wanted if isinstance(item, type))
+    globs = [item for item in wanted if isinstance(item, str)]
+    for item in wanted:
+        is_class = isinstance(item, type) and issubclass(item, nn.Linear)
+        require(
+            isinstance(item, str) or is_class, f"sparsify: {item!r} in include is neither a glob of layer names nor a class of nn.Linear."
+        )
+    for item in unwanted:
+        require(
+            isinstance(item, str),
+            f"sparsify: {item!r} in exclude is not a glob of layer names; a derived class stays dense unless included.",
+        )
+    match_globs(candidates, globs, "include")
+    match_globs(candidates, unwanted, "exclude")
+    note_obstacles(model, candidates, classes, how)
+    reasons = {}
+    for c in candidates:
+        if any(c.matches(glob) for glob in unwanted):
+            reasons[id(c)] = "excluded"
+        elif not any(c.matches(glob) for glob in globs) and type(c.layer) not in classes:
+            reasons[id(c)] = "not included"
+        elif not any(c.matches(glob) for glob in fractions):
+            reasons[id(c)] = "no glob of `sparsity` matches it"
+        elif c.obstacle:
+            reasons[id(c)] = c.obstacle
+    return reasons
+
+
+@torch.no_grad()
+def _convert(dense: nn.Linear, count: int | None, how: str, rescale: bool, generator: torch.Generator | None) -> SparseLinear:
+    """A sparse layer of `count` connections (None: those that are not zero); takes the bias Parameter itself over."""
+    pruned = pruned_weight(dense)
+    weight, mask = pruned if pruned is not None else (dense.weight.detach(), None)
+    shape, seed = (dense.out_features, dense.in_features), 0
+    if weight.is_meta:
+        seed = draw_seed(generator)
+        pattern, values = meta_pattern(shape, count), torch.empty(count, dtype=weight.dtype, device="meta")
+    else:
+        pattern, values = choose(weight, None, mask, how, generator, count)
+    if rescale and values.numel():
+        values = values * math.sqrt(weight.numel() / values.numel())
+    layer = SparseLinear.__new__(SparseLinear)
+    layer._setup(pattern, values, None, seed)
+    layer.values.requires_grad_(dict(dense.named_parameters(recurse=False))["weight" if pruned is None else "weight_orig"].requires_grad)
+    bias = dense._parameters.get("bias")
+    if bias is None and dense.bias is not None:  # pruned too: a plain tensor computed from bias_orig and bias_mask
+        bias = nn.Parameter(dense.bias.detach().clone(), requires_grad=dense._parameters["bias_orig"].requires_grad)
+    layer.register_parameter("bias", bias)
+    return layer.train(dense.training)
+
+
+def _take_hooks(old: nn.Module, new: nn.Module) -> None:
+    """The user's hooks go along, and their handles still remove them; those of torch.nn.utils.prune stay behind."""
+    for name in _HOOKS:
+        setattr(new, name, getattr(old, name))
+    ours = {key: hook for key, hook in old._forward_pre_hooks.items() if not isinstance(hook, BasePruningMethod)}
+    if len(ours) < len(old._forward_pre_hooks):
+        new._forward_pre_hooks = OrderedDict(ours)
+
+
+def _given_up(old: nn.Module, new: nn.Module) -> list[nn.Parameter]:
+    kept = {id(p) for p in new.parameters()}
+    return [p for p in old.parameters() if id(p) not in kept]
+
+
+def _replace(model: nn.Module, places: list[tuple[nn.Module | None, str]], layer: nn.Module) -> nn.Module:
+    """Put `layer` into every place; returns the model, which is `layer` where the place is the model itself."""
+    for parent, key in places:
+        if parent is None:
+            model = layer
+        else:
+            parent._modules[key] = layer
+    return model
+
+
+@torch.no_grad()
+def densify(model: nn.Module) -> nn.Module:
+    """Replace every SparseLinear by an nn.Linear with the same function, in place, and return the model.
+
+    Memory grows to out * in entries a layer. Build the optimiser afterwards. A model without SparseLinear is returned as is.
+    """
+    require(isinstance(model, nn.Module), f"densify: expected an nn.Module, got {type(model).__name__}.")
+    places: dict[int, tuple[SparseLinear, str, list]] = {}
+    if isinstance(model, SparseLinear):
+        places[id(model)] = (model, "(model)", [(None, "")])
+    for prefix, parent in model.named_modules():
+        for key, child in parent._modules.items():
+            if isinstance(child, SparseLinear):
+                places.setdefault(id(child), (child, f"{prefix}.{key}".lstrip("."), []))[2].append((parent, key))
+    pending = [(sparse, sparse.to_dense(), name, where) for sparse, name, where in places.values()]
+    replaced = []
+    for sparse, dense, name, where in pending:
+        dense.bias = sparse.bias
+        _take_hooks(sparse, dense)
+        model = _replace(model, where, dense)
+        replaced.append((sparse.values, name))
+    stale.mark_replaced(replaced, "snack.densify")
+    fast_path.update(model)
+    if replaced and hasattr(model, "sparsify_report"):
+        del model.sparsify_report
+    return model

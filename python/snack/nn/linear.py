@@ -1,0 +1,281 @@
+"""SparseLinear: a linear layer whose absent connections are neither stored nor multiplied."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..errors import SnackError, require
+from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
+from ..formats.pattern import SLOT_ORDER, check_shape, check_sparsity
+from ..ops.products import linear, regime_code
+from . import state
+from .select import choose, draw_seed
+from .slot_map import SlotMap
+
+
+class SparseLinear(nn.Module):
+    """y = x W^T + b with a truly sparse W (out_features, in_features): only its connections exist.
+
+    Args:
+        in_features, out_features: extents, below 2**31.
+        bias: learn an additive bias (out_features,).
+        sparsity: fraction of absent connections, 0 <= sparsity < 1; round((1 - sparsity) * out * in) connections are
+            placed uniformly at random. Cost: O(nnz log nnz), never O(out * in).
+        device, dtype: of the values; fp32 by default.
+        generator: where topology and initial values are drawn from (default: PyTorch's global state).
+
+    Attributes:
+        values: Parameter (nnz,), in slot order (`snack.formats.SLOT_ORDER`). Every stock optimiser works on it.
+        bias: Parameter (out_features,) or None.
+        index, tile_ptr: packed pattern (buffers; `pattern` is the readable view). Rewiring at constant nnz keeps all addresses.
+
+    Shape: x (..., in_features) -> (..., out_features). x and values share a dtype, except under autocast.
+    Initialisation: uniform within 1 / sqrt(fan-in), as nn.Linear, with the mean number of connections of a row as fan-in.
+    """
+
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    index: Tensor
+    tile_ptr: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        sparsity: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        out, in_ = check_shape((out_features, in_features))
+        nnz = round((1.0 - check_sparsity(sparsity, "SparseLinear")) * out * in_)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        seed = draw_seed(generator)
+        if device.type == "meta":
+            pattern = meta_pattern((out, in_), nnz)
+        else:
+            pattern = Pattern.random((out, in_), nnz, seed).to(device)
+        self._setup(pattern, torch.empty(nnz, device=device, dtype=dtype), bias, seed)
+        self.reset_parameters(generator)
+
+    def _setup(self, pattern: Pattern, values: Tensor, bias: bool | Tensor | None, seed: int = 0) -> None:
+        super().__init__()
+        if not values.dtype.is_floating_point:
+            raise SnackError(f"SparseLinear: values are {values.dtype}, expected a floating dtype.")
+        self.out_features, self.in_features = pattern.shape
+        self._seed = seed  # of the topology; used when a meta layer gets memory
+        self.values = nn.Parameter(values)
+        if bias is True:
+            bias = torch.empty(self.out_features, device=values.device, dtype=values.dtype)
+        self.register_parameter("bias", nn.Parameter(bias) if isinstance(bias, Tensor) else None)
+        # Not persistent: files hold the readable triple (rows, cols, values), see state.py.
+        self.register_buffer("index", pattern.index, persistent=False)
+        self.register_buffer("tile_ptr", pattern.tile_ptr, persistent=False)
+
+    @classmethod
+    def _from_parts(cls, pattern: Pattern, values: Tensor, bias: Tensor | None) -> SparseLinear:
+        layer = cls.__new__(cls)
+        layer._setup(pattern.to(values.device), values, bias)
+        return layer
+
+    @classmethod
+    def from_coo(
+        cls, rows: object, cols: object, values: object, shape: object, bias: Tensor | None = None, *, sum_duplicates: bool = False
+    ) -> SparseLinear:
+        """A layer from a COO list in any order; an explicit zero is a connection.
+
+        rows, cols: integers (n,); values: floating (n,); shape: (out, in); bias: (out,) or None.
+        Raises: SnackError on indices outside the shape, duplicates (unless added), lengths or dtypes that do not fit.
+        """
+        pattern, slot_values = from_coo(rows, cols, values, shape, sum_duplicates)
+        if bias is not None:
+            require(
+                bias.shape == (pattern.shape[0],),
+                f"SparseLinear.from_coo: bias has shape {tuple(bias.shape)}, expected ({pattern.shape[0]},).",
+            )
+            bias = bias.detach().to(slot_values).clone()
+        return cls._from_parts(pattern, slot_values.detach(), bias)
+
+    @classmethod
+    def from_dense(
+        cls,
+        dense: nn.Linear,
+        sparsity: float | None = None,
+        mask: Tensor | None = None,
+        how: str = "magnitude",
+        generator: torch.Generator | None = None,
+    ) -> SparseLinear:
+        """A sparse copy of an nn.Linear; kept connections keep their values exactly.
+
+        Args:
+            sparsity: fraction to remove, with how="magnitude" (keep the largest |w|; ties: first in row-major order)
+                or how="random" (keep uniform positions).
+            mask: (out, in), non-zero where a connection stays; instead of `sparsity`.
+            how="nonzero": keep what is not zero, for layers that were pruned elsewhere; needs neither.
+        """
+        require(isinstance(dense, nn.Linear), f"SparseLinear.from_dense: expected an nn.Linear, got {type(dense).__name__}.")
+        weight = dense.weight.detach()
+        pattern, values = choose(weight, sparsity, mask, how, generator)
+        layer = cls._from_parts(pattern, values, None if dense.bias is None else dense.bias.detach().clone())
+        layer.values.requires_grad_(dense.weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(dense.bias.requires_grad)
+        return layer.train(dense.training)
+
+    @property
+    def nnz(self) -> int:
+        """Number of connections."""
+        return self.values.numel()
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of absent connections."""
+        return self.pattern.sparsity
+
+    @property
+    def density(self) -> float:
+        """Fraction of existing connections."""
+        return self.pattern.density
+
+    @property
+    def pattern(self) -> Pattern:
+        """The topology; shares memory with the layer."""
+        return Pattern.from_packed(self.index, self.tile_ptr, (self.out_features, self.in_features))
+
+    def __getattr__(self, name: str):
+        if name == "weight":
+            raise AttributeError(
+                "SparseLinear has no .weight, because no dense matrix exists; use .values (the connections), "
+                ".to_coo() or .to_dense() (a dense copy)."
+            )
+        return super().__getattr__(name)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw values and bias uniformly within 1 / sqrt(mean connections of a row); the topology stays."""
+        if self.values.is_meta:
+            return
+        fan_in = max(1.0, self.nnz / max(1, self.out_features))
+        bound = 1.0 / math.sqrt(fan_in)
+        self.values.uniform_(-bound, bound, generator=generator)
+        if self.bias is not None:
+            self.bias.uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        return linear(
+            "SparseLinear", self.index, self.tile_ptr, self.values, x, self.bias, self.out_features, self.in_features, 0
+        )
+
+    def to_dense(self) -> nn.Linear:
+        """An nn.Linear with the same function; its weight holds out * in entries."""
+        dense = nn.Linear(
+            self.in_features, self.out_features, bias=self.bias is not None, device="meta", dtype=self.values.dtype
+        )
+        dense.weight = nn.Parameter(to_dense(self.pattern, self.values.detach()), requires_grad=self.values.requires_grad)
+        if self.bias is not None:
+            dense.bias = nn.Parameter(self.bias.detach().clone(), requires_grad=self.bias.requires_grad)
+        return dense.train(self.training)
+
+    def to_coo(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows, cols, values) in slot order: int32, int32, a detached copy."""
+        return to_coo(self.pattern, self.values.detach().clone())
+
+    def to_torch_csr(self) -> Tensor:
+        """W as a torch.sparse_csr_tensor."""
+        return to_torch_csr(self.pattern, self.values)
+
+    def explain(self, batch: int, regime: str = "auto") -> dict[str, str]:
+        """How spmm, spmm_t and sddmm would be computed for `batch` rows, and why: {operation: plan}."""
+        names = ("spmm", "spmm_t", "sddmm")
+        return {
+            name: torch.ops.snack.explain(
+                code, self.out_features, self.in_features, self.nnz, batch, self.values.dtype, regime_code(regime)
+            )
+            for code, name in enumerate(names)
+        }
+
+    @torch.no_grad()
+    def rewire(
+        self,
+        drop: object = None,
+        grow: tuple[object, object] | None = None,
+        values: Tensor | float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> SlotMap:
+        """Change the topology: drop connections, grow others, and move everything that belongs to a connection with it.
+
+        Args:
+            drop: slots to remove. grow: (rows, cols) of new connections: empty positions, or ones dropped here.
+            values: of the grown connections, in the order of `grow` (default 0).
+            optimizer: every state tensor with one entry a connection follows its connection; grown ones start at 0.
+
+        `.grad` is carried too. At constant nnz all memory keeps its address, so captured graphs stay valid; otherwise
+        the Parameter object stays and gets new memory. On an error nothing is changed.
+
+        Returns: SlotMap (old slots -> new slots).
+        """
+        rows, cols = (None, None) if grow is None else grow
+        pattern, source = ops.rewire(self.pattern, drop, rows, cols)
+        slot_map = SlotMap(source.to(self.values.device), self.nnz)
+        fill = 0.0 if values is None else values
+        if isinstance(fill, Tensor):
+            require(
+                fill.shape == (int((source < 0).sum()),),
+                f"rewire: values have shape {tuple(fill.shape)}, expected one for each of the {int((source < 0).sum())} grown connections.",
+            )
+        state.carry(self, pattern, slot_map, fill, optimizer)
+        return slot_map
+
+    def _apply(self, fn, recurse: bool = True):
+        was_meta = self.index.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.index.is_meta:
+            # Memory without content would be a topology out of range: draw the one the meta layer stood for.
+            pattern = Pattern.random((self.out_features, self.in_features), self.nnz, self._seed).to(self.index.device)
+            self.index, self.tile_ptr = pattern.index, pattern.tile_ptr
+        return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.index.is_meta:
+            return
+        state.save(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        hooks = self._load_state_dict_pre_hooks
+        for hook in hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        state.load(self, state_dict, prefix, local_metadata, missing_keys, unexpected_keys, error_msgs)
+        # What a derived class added, and keys that nobody knows, are PyTorch's business.
+        own = {prefix + key for key in state.KEYS}
+        others = {key: entry for key, entry in state_dict.items() if key not in own}
+        missing: list[str] = []
+        self._load_state_dict_pre_hooks = type(hooks)()  # they have run
+        try:
+            super()._load_from_state_dict(others, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        finally:
+            self._load_state_dict_pre_hooks = hooks
+        missing_keys.extend(key for key in missing if key not in own)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"nnz={self.nnz}, sparsity={self.sparsity:.4g}"
+        )
+
+
+def meta_pattern(shape: tuple[int, int], nnz: int) -> Pattern:
+    """Packed tensors of the right shapes without memory."""
+    is_narrow, tiles = torch.ops.snack.geometry(*shape, nnz)
+    index = torch.empty(nnz, dtype=torch.int16 if is_narrow else torch.int32, device="meta")
+    return Pattern.from_packed(index, torch.empty(tiles + 1, dtype=torch.int64, device="meta"), shape)
+
+
+__all__ = ["SLOT_ORDER", "SparseLinear"]

@@ -1,0 +1,205 @@
+"""State of a SparseLinear: carried through edits, written to and read from state dicts. Every change is all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import SnackError
+from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
+
+if TYPE_CHECKING:
+    from .linear import SparseLinear
+    from .slot_map import SlotMap
+
+
+def _per_slot_states(layer: SparseLinear, optimizer: torch.optim.Optimizer | None) -> list[tuple[dict, str, Tensor]]:
+    """(container, key, tensor) of every optimiser tensor with one entry a connection."""
+    if optimizer is None:
+        return []
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if id(layer.values) not in known:
+        raise SnackError(
+            "rewire: the optimiser does not hold this layer's values; it was built before the layer was made sparse. "
+            "Build the optimiser from model.parameters() after snack.sparsify."
+        )
+    state = optimizer.state.get(layer.values, {})
+    return [(state, key, t) for key, t in state.items() if isinstance(t, Tensor) and t.shape == layer.values.shape]
+
+
+def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float | Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Give `layer` the edited pattern and move values, gradient and optimiser state along `slot_map`.
+
+    All new tensors are made before anything is written, so running out of memory leaves the layer as it was.
+    """
+    states = _per_slot_states(layer, optimizer)
+    pattern = pattern.to(layer.index.device)
+    values = slot_map.apply(layer.values.data, fill)
+    grad = None if layer.values.grad is None else slot_map.apply(layer.values.grad)
+    moved = [slot_map.apply(tensor) for _, _, tensor in states]
+
+    if layer.index.shape == pattern.index.shape and layer.index.dtype == pattern.index.dtype:
+        layer.index.copy_(pattern.index)
+        layer.tile_ptr.copy_(pattern.tile_ptr)
+        layer.values.copy_(values)
+        if grad is not None:
+            layer.values.grad.copy_(grad)
+        for (_, _, tensor), new in zip(states, moved):
+            tensor.copy_(new)
+        return
+    layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
+    layer.values.grad = None  # a gradient of another length cannot stay while .data changes
+    layer.values.data = values
+    layer.values.grad = grad
+    for (container, key, _), new in zip(states, moved):
+        container[key] = new
+
+
+# ---- state dicts: values, rows, cols (int32), shape, slot_order, bias ----
+
+TOPOLOGY_KEYS = ("rows", "cols", "shape", "slot_order")
+KEYS = ("values", "bias", "weight", *TOPOLOGY_KEYS)
+
+
+def save(layer: SparseLinear, destination: dict, prefix: str) -> None:
+    """Add the topology to a state dict that has values and bias already."""
+    rows, cols = layer.pattern.coordinates()
+    destination[prefix + "rows"], destination[prefix + "cols"] = rows, cols
+    destination[prefix + "shape"] = torch.tensor([layer.out_features, layer.in_features])
+    destination[prefix + "slot_order"] = torch.tensor(SLOT_ORDER)
+
+
+@dataclass
+class Parsed:
+    """What a state dict holds for one layer, checked. pattern and values are None where it has the bias alone or nothing."""
+
+    pattern: Pattern | None
+    values: Tensor | None
+    bias: Tensor | None
+
+
+def _label(prefix: str) -> str:
+    return f"SparseLinear '{prefix.rstrip('.')}'" if prefix else "SparseLinear"
+
+
+def _small_integers(entry: Tensor, name: str, key: str) -> list[int]:
+    """A short integer tensor as a list; a file may hold anything under this key."""
+    if entry.dtype.is_floating_point or entry.dtype.is_complex or entry.dtype == torch.bool or entry.numel() > 2:
+        raise SnackError(
+            f"{name}: the file's {key} is {str(entry.dtype).removeprefix('torch.')} of shape {tuple(entry.shape)}, expected integers."
+        )
+    return entry.flatten().tolist()
+
+
+def _read_topology(layer: SparseLinear, entries: dict[str, Tensor], name: str) -> tuple[Pattern, Tensor]:
+    """(pattern, values in slot order) of a state dict; SnackError when it lies."""
+    shape = (layer.out_features, layer.in_features)
+    if "weight" in entries:
+        weight = entries["weight"]
+        if tuple(weight.shape) != shape:
+            raise SnackError(f"{name}: the file's dense weight has shape {tuple(weight.shape)}, the layer is {shape}.")
+        return from_dense(weight.detach())
+    missing = [key for key in ("values", *TOPOLOGY_KEYS) if key not in entries]
+    if missing:
+        raise SnackError(
+            f"{name}: the state dict lacks {', '.join(missing)}; a sparse layer needs values, rows, cols, shape and slot_order."
+        )
+    order = _small_integers(entries["slot_order"], name, "slot_order")
+    if order != [SLOT_ORDER]:
+        raise SnackError(
+            f"{name}: the file has slot order {order}, this version knows {SLOT_ORDER}; load it with the version that wrote it."
+        )
+    given = _small_integers(entries["shape"], name, "shape")
+    if given != list(shape):
+        raise SnackError(f"{name}: the file's layer has shape {tuple(given)}, this layer is {shape}.")
+    return from_coo(entries["rows"], entries["cols"], entries["values"].detach(), shape)
+
+
+def parse(layer: SparseLinear, state_dict: dict, prefix: str) -> Parsed:
+    """Read and check the layer's entries of a state dict without touching the layer. Raises: SnackError when they lie."""
+    name = _label(prefix)
+    entries = {key: state_dict[prefix + key] for key in KEYS if prefix + key in state_dict}
+    for key, entry in entries.items():
+        if not isinstance(entry, Tensor) or entry.is_meta:
+            raise SnackError(f"{name}: the state dict's {key} is not a tensor with numbers (a {type(entry).__name__}).")
+    bias = entries.get("bias")
+    if bias is not None and layer.bias is not None and bias.shape != layer.bias.shape:
+        raise SnackError(f"{name}: the file's bias has shape {tuple(bias.shape)}, the layer needs {tuple(layer.bias.shape)}.")
+    if not entries.keys() - {"bias"}:
+        return Parsed(None, None, bias)
+    if "values" in entries and "weight" in entries:
+        raise SnackError(f"{name}: the file holds both a dense weight and sparse values; remove one of them.")
+    try:
+        return Parsed(*_read_topology(layer, entries, name), bias)
+    except SnackError as error:
+        text = str(error)
+        raise SnackError(text if text.startswith(name) else f"{name}: the file's topology is not valid: {text}") from None
+
+
+_prepared: dict[str, Parsed] = {}
+
+
+@contextmanager
+def prepared(layers: dict[str, Parsed]) -> Iterator[None]:
+    """Inside, `load` of these prefixes uses what was parsed before instead of parsing again."""
+    _prepared.update(layers)
+    try:
+        yield
+    finally:
+        _prepared.clear()
+
+
+def load(
+    layer: SparseLinear, state_dict: dict, prefix: str, local_metadata: dict, missing_keys: list, unexpected_keys: list, error_msgs: list
+) -> None:
+    """`Module._load_from_state_dict` of a SparseLinear: takes another sparsity, or a dense `weight`. All or nothing."""
+    try:
+        parsed = _prepared.get(prefix) or parse(layer, state_dict, prefix)
+    except SnackError as error:
+        error_msgs.append(str(error))
+        return
+    assign = local_metadata.get("assign_to_params_buffers", False)
+    if parsed.pattern is None:
+        missing_keys.extend(prefix + key for key in ("values", *TOPOLOGY_KEYS))
+    else:
+        _put(layer, parsed.pattern, parsed.values, assign)
+    if layer.bias is None:
+        if parsed.bias is not None:
+            unexpected_keys.append(prefix + "bias")
+    elif parsed.bias is None:
+        missing_keys.append(prefix + "bias")
+    else:
+        _put_bias(layer, parsed.bias, assign)
+
+
+@torch.no_grad()
+def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) -> None:
+    device = values.device if assign or layer.values.is_meta else layer.values.device
+    dtype = values.dtype if assign else layer.values.dtype
+    pattern, values = pattern.to(device), values.to(device, dtype)
+    fits = layer.index.shape == pattern.index.shape and layer.index.dtype == pattern.index.dtype
+    if fits and not layer.index.is_meta and not assign:
+        layer.index.copy_(pattern.index)
+        layer.tile_ptr.copy_(pattern.tile_ptr)
+        layer.values.copy_(values)
+        return
+    layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
+    if layer.values.is_meta or assign:
+        layer.values = torch.nn.Parameter(values, requires_grad=layer.values.requires_grad)
+    else:
+        layer.values.grad = None  # its length is no longer that of the values
+        layer.values.data = values
+
+
+@torch.no_grad()
+def _put_bias(layer: SparseLinear, bias: Tensor, assign: bool) -> None:
+    if layer.bias.is_meta or assign:
+        dtype = bias.dtype if assign else layer.bias.dtype
+        layer.bias = torch.nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=layer.bias.requires_grad)
+    else:
+        layer.bias.copy_(bias)

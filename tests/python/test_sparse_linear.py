@@ -1,0 +1,383 @@
+"""SparseLinear as a module: construction, initialisation, what PyTorch does to modules, rewiring, compilation, bad input."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import snack
+from snack.errors import SnackError
+from snack.nn import SparseLinear
+
+
+def fails(words, call, *args, **kwargs):
+    """The call raises SnackError, one sentence that has all these words."""
+    with pytest.raises(SnackError) as caught:
+        call(*args, **kwargs)
+    text = str(caught.value)
+    assert "\n" not in text and "STD_TORCH_CHECK" not in text
+    for word in words:
+        assert str(word) in text, f"{word!r} not in: {text}"
+
+
+def layer(in_features=70, out_features=33, **kwargs):
+    return SparseLinear(in_features, out_features, **({"sparsity": 0.8} | kwargs))
+
+
+def snapshot(module, optimizer=None):
+    """Everything that an error must leave alone, by value."""
+    kept = {k: v.clone() for k, v in module.state_dict().items()}
+    for k, p in module.named_parameters():
+        kept[f"{k}.grad"] = None if p.grad is None else p.grad.clone()
+        for name, t in (optimizer.state.get(p, {}) if optimizer else {}).items():
+            kept[f"{k}.{name}"] = t.clone() if isinstance(t, torch.Tensor) else t
+    return kept
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
+
+
+# ---- construction ----
+
+
+def test_construction():
+    a = layer(dtype=torch.float64)
+    assert a.nnz == round(0.2 * 33 * 70) == a.values.numel() and a.values.shape == (a.nnz,) and a.values.is_contiguous()
+    assert a.values.dtype == a.bias.dtype == torch.float64 and a.bias.shape == (33,)
+    assert abs(a.sparsity - 0.8) < 1e-3 and abs(a.density - 0.2) < 1e-3 and a.pattern.nnz == a.nnz
+    assert not isinstance(a, nn.Linear) and [n for n, _ in a.named_parameters()] == ["values", "bias"]
+    assert {n for n, _ in a.named_buffers()} == {"index", "tile_ptr"}
+    assert layer(bias=False).bias is None
+    assert "in_features=70, out_features=33, bias=True, nnz=462" in repr(a)
+
+
+def test_no_dense_weight():
+    with pytest.raises(AttributeError, match="values.*to_dense"):
+        layer().weight  # noqa: B018
+    with pytest.raises(AttributeError, match="nonsense"):
+        layer().nonsense  # noqa: B018
+    assert not hasattr(layer(), "weight")
+
+
+def test_initialisation_is_that_of_linear_for_the_effective_fan_in():
+    """Uniform within 1 / sqrt(mean connections of a row): variance and bounds of values and bias."""
+    a = SparseLinear(1000, 400, sparsity=0.9)
+    limit = 1 / math.sqrt(100)
+    for tensor in (a.values.detach(), a.bias.detach()):
+        assert float(tensor.abs().max()) <= limit and float(tensor.abs().max()) > 0.9 * limit
+    values = a.values.detach()
+    assert abs(float(values.std()) / (limit / math.sqrt(3)) - 1) < 0.02 and abs(float(values.mean())) < 0.02 * limit
+    out = a(torch.randn(500, 1000)).detach()
+    dense = nn.Linear(1000, 400)(torch.randn(500, 1000)).detach()
+    assert abs(float(out.std() / dense.std()) - 1) < 0.05
+
+
+def test_random_state():
+    """torch.manual_seed and a generator govern topology and values."""
+    torch.manual_seed(3)
+    a = layer()
+    torch.manual_seed(3)
+    b, c = layer(), layer()
+    assert same(a.state_dict(), b.state_dict()) and not a.pattern.equals(c.pattern)
+    a, b = (layer(generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert same(a.state_dict(), b.state_dict())
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.999999])
+def test_extreme_sparsities(sparsity):
+    a = layer(sparsity=sparsity)
+    assert a.nnz == round((1 - sparsity) * 33 * 70)
+    torch.testing.assert_close(a(torch.ones(2, 70)), a.to_dense()(torch.ones(2, 70)))
+
+
+def test_from_dense_magnitude():
+    dense = nn.Linear(20, 30)
+    a = SparseLinear.from_dense(dense, sparsity=0.7)
+    assert a.nnz == 180
+    kept, all_sizes = a.values.detach().abs(), dense.weight.detach().abs().flatten().sort(descending=True).values
+    assert torch.equal(kept.sort(descending=True).values, all_sizes[:180])
+    assert torch.equal(
+        a.to_dense().weight[a.pattern.rows.long(), a.pattern.cols.long()], dense.weight[a.pattern.rows.long(), a.pattern.cols.long()]
+    )
+    assert torch.equal(a.bias, dense.bias) and a.bias is not dense.bias
+
+
+def test_from_dense_ties_go_to_the_first_in_row_major_order():
+    dense = nn.Linear(4, 3, bias=False)
+    with torch.no_grad():
+        dense.weight.fill_(0.5)
+    a = SparseLinear.from_dense(dense, sparsity=0.5)
+    assert sorted(zip(a.pattern.rows.tolist(), a.pattern.cols.tolist())) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+
+
+def test_from_dense_mask_random_nonzero():
+    dense = nn.Linear(20, 30)
+    mask = torch.rand(30, 20) < 0.3
+    a = SparseLinear.from_dense(dense, mask=mask)
+    assert torch.equal(a.to_dense().weight != 0, mask) and torch.equal(a.to_dense().weight, dense.weight * mask)
+    b = SparseLinear.from_dense(dense, sparsity=0.9, how="random", generator=torch.Generator().manual_seed(1))
+    assert b.nnz == 60 and torch.equal(b.values, dense.weight[b.pattern.rows.long(), b.pattern.cols.long()])
+    with torch.no_grad():
+        dense.weight[mask] = 0.0
+    c = SparseLinear.from_dense(dense, how="nonzero")
+    assert torch.equal(c.to_dense().weight, dense.weight) and c.nnz == 600 - int(mask.sum())
+
+
+def test_from_dense_keeps_mode_and_frozen_parameters():
+    dense = nn.Linear(5, 6).eval().requires_grad_(False)
+    a = SparseLinear.from_dense(dense, sparsity=0.5)
+    assert not a.training and not a.values.requires_grad and not a.bias.requires_grad
+    assert not a.to_dense().training and not a.to_dense().weight.requires_grad
+
+
+def test_from_coo_and_to_coo():
+    a = SparseLinear.from_coo([2, 0, 1], [3, 0, 2], torch.tensor([1.0, 0.0, 3.0]), (3, 4), bias=torch.tensor([1.0, 2.0, 3.0]))
+    rows, cols, values = a.to_coo()
+    assert (rows.tolist(), cols.tolist(), values.tolist()) == ([0, 1, 2], [0, 2, 3], [0.0, 3.0, 1.0])
+    assert a(torch.tensor([1.0, 1.0, 1.0, 1.0])).tolist() == [1.0, 5.0, 4.0]
+    assert a.to_torch_csr().to_dense().tolist() == [[0, 0, 0, 0], [0, 0, 3, 0], [0, 0, 0, 1]]
+    values.fill_(9.0)
+    assert a.values.tolist() == [0.0, 3.0, 1.0]  # a copy
+
+
+def test_explain():
+    plans = layer().explain(batch=3)
+    assert plans.keys() == {"spmm", "spmm_t", "sddmm"} and all("stream" in plan for plan in plans.values())
+    assert "panel" in layer().explain(3, "panel")["spmm"]
+
+
+# ---- it learns what a masked dense layer learns ----
+
+
+@pytest.mark.parametrize("leading", [(8,), (2, 3), (), (0,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_forward_and_backward_equal_masked_dense(leading, bias):
+    a = layer(bias=bias, dtype=torch.float64)
+    weight = a.to_dense().weight.detach().requires_grad_()
+    mask = snack.formats.to_dense(a.pattern, torch.ones_like(a.values.detach()))
+    x = torch.randn(*leading, 70, dtype=torch.float64)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    b = a.bias.detach().clone().requires_grad_() if bias else None
+    y, z = a(ours), F.linear(theirs, weight * mask, b)
+    torch.testing.assert_close(y, z)
+    target = torch.randn_like(y)
+    (y * target).sum().backward()
+    (z * target).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    torch.testing.assert_close(a.values.grad, weight.grad[a.pattern.rows.long(), a.pattern.cols.long()])
+    if bias:
+        torch.testing.assert_close(a.bias.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        torch.optim.Adam,
+        lambda p: torch.optim.AdamW(p, foreach=True),
+        lambda p: torch.optim.AdamW(p, fused=True),
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+        torch.optim.NAdam,
+        torch.optim.Adamax,
+        torch.optim.Adadelta,
+    ],
+    ids=["sgd", "adam", "adamw-foreach", "adamw-fused", "rmsprop", "adagrad", "nadam", "adamax", "adadelta"],
+)
+def test_every_stock_optimiser(make):
+    """Fifteen steps equal those of a dense weight whose gradient is masked."""
+    a = layer(dtype=torch.float64, bias=False)
+    weight = nn.Parameter(a.to_dense().weight.detach())
+    mask = snack.formats.to_dense(a.pattern, torch.ones_like(a.values.detach()))
+    ours, theirs = make(a.parameters()), make([weight])
+    for _ in range(15):
+        x = torch.randn(9, 70, dtype=torch.float64)
+        for optimizer, loss in ((ours, a(x).square().mean()), (theirs, F.linear(x, weight * mask).square().mean())):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    torch.testing.assert_close(a.to_dense().weight, weight * mask, rtol=1e-10, atol=1e-12)
+
+
+def test_no_gradient_for_what_needs_none():
+    a = layer()
+    a.values.requires_grad_(False)
+    a(torch.randn(2, 70)).sum().backward()
+    assert a.values.grad is None and a.bias.grad is not None
+
+
+# ---- what PyTorch does to modules ----
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies(twin):
+    a = layer()
+    a(torch.randn(2, 70)).sum().backward()
+    b = twin(a)
+    assert same(a.state_dict(), b.state_dict()) and b.values is not a.values and b.pattern.equals(a.pattern)
+    assert b.index.data_ptr() != a.index.data_ptr()
+    x = torch.randn(2, 70)
+    assert torch.equal(a(x), b(x))
+    with torch.no_grad():
+        b.values.zero_()
+    assert bool((a.values != 0).any())
+
+
+def test_torch_save_whole_module(tmp_path):
+    a = layer()
+    torch.save(a, tmp_path / "a.pt")
+    assert same(torch.load(tmp_path / "a.pt", weights_only=False).state_dict(), a.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(dtype):
+    a = layer()
+    before = a.pattern.clone()
+    a.to(dtype)
+    assert a.values.dtype == a.bias.dtype == dtype and a.pattern.equals(before) and a(torch.randn(2, 70).to(dtype)).dtype == dtype
+    assert layer().half().values.dtype == torch.float16 and layer().bfloat16()(torch.ones(1, 70, dtype=torch.bfloat16)).shape == (1, 33)
+
+
+def test_meta_and_back():
+    """A meta layer has the shapes and no memory; to_empty gives it a valid topology, the one its seed stands for."""
+    torch.manual_seed(7)
+    a = layer(device="meta")
+    assert a.values.is_meta and a.index.is_meta and a.nnz == 462 and a(torch.empty(5, 70, device="meta")).shape == (5, 33)
+    assert "nnz=462" in repr(a)
+    a.to_empty(device="cpu")
+    a.reset_parameters()
+    assert len(set(zip(a.pattern.rows.tolist(), a.pattern.cols.tolist()))) == 462
+    assert bool(a(torch.randn(2, 70)).isfinite().all())
+    torch.manual_seed(7)
+    assert layer().pattern.equals(a.pattern)
+    with torch.device("meta"):
+        assert layer().values.is_meta
+    assert layer().to("meta").index.is_meta
+
+
+def test_autocast():
+    a = layer()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            y = a(torch.randn(4, 70))
+        assert y.dtype == dtype
+        y.float().sum().backward()
+        assert a.values.grad.dtype == a.bias.grad.dtype == torch.float32
+        a.zero_grad()
+
+
+def test_clip_and_hooks_and_functional_call():
+    a = layer()
+    a(torch.randn(2, 70)).square().sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(a.parameters(), 0.1)
+    assert float(norm) > 0.1 and abs(float(torch.nn.utils.get_total_norm([p.grad for p in a.parameters()])) - 0.1) < 1e-4
+    zero = {k: torch.zeros_like(v) for k, v in a.named_parameters()}
+    assert not bool(torch.func.functional_call(a, zero, (torch.randn(2, 70),)).any())
+
+
+def test_activation_checkpointing():
+    a = layer(dtype=torch.float64)
+    x = torch.randn(3, 70, dtype=torch.float64, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(a, x, use_reentrant=False).square().sum().backward()
+    through, a.values.grad = a.values.grad, None
+    a(x).square().sum().backward()
+    torch.testing.assert_close(through, a.values.grad)
+
+
+# ---- compilation ----
+
+
+@pytest.mark.slow
+def test_compile():
+    """One graph forward and backward, the eager numbers, and no recompilation after a rewire at constant nnz."""
+    torch._dynamo.reset()
+    model = nn.Sequential(layer(), nn.ReLU(), SparseLinear(33, 5, sparsity=0.5))
+    x = torch.randn(8, 70)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    fast = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=backend, bw_compiler=backend))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            model.zero_grad()
+            y = fast(x)
+            y.square().sum().backward()
+            compiled = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            z = model(x)
+            z.square().sum().backward()
+            torch.testing.assert_close(y, z)
+            for ours, theirs in zip(compiled, model.parameters()):
+                torch.testing.assert_close(ours, theirs.grad)
+            first = model[0]
+            rows, cols = snack.ops.grow_uniform(first.pattern, 20, 1)
+            first.rewire(drop=range(20), grow=(rows, cols), values=torch.ones(20))
+    assert len(graphs) == 2  # a forward and a backward
+    code = graphs[0].print_readable(print_output=False)
+    assert code.count("torch.ops.snack.spmm.default") == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_compile_inductor():
+    torch._dynamo.reset()
+    a = layer()
+    x = torch.randn(4, 70, requires_grad=True)
+    y = torch.compile(lambda t: torch.relu(a(t) * 2).sum(), fullgraph=True)(x)
+    y.backward()
+    compiled, x.grad = x.grad, None
+    z = torch.relu(a(x) * 2).sum()
+    z.backward()
+    torch.testing.assert_close(y, z)
+    torch.testing.assert_close(compiled, x.grad)
+    torch._dynamo.reset()
+
+
+def test_export():
+    exported = torch.export.export(nn.Sequential(layer(), nn.ReLU()), (torch.randn(4, 70),))
+    assert "snack.spmm" in str(exported.graph)
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("sparsity", [float("nan"), -0.1, 1.0, 1.5, float("inf"), "lots", None])
+def test_bad_sparsity(sparsity):
+    fails([repr(sparsity), "0 <= sparsity < 1"], SparseLinear, 4, 5, sparsity=sparsity)
+    fails(["sparsity"], SparseLinear.from_dense, nn.Linear(4, 5), sparsity)
+
+
+def test_bad_construction():
+    fails(["(5, -1)"], SparseLinear, -1, 5, sparsity=0.5)
+    fails(["2147483647"], SparseLinear, 2**31, 5, sparsity=0.5)
+    fails(["int32", "floating"], SparseLinear, 4, 5, sparsity=0.5, dtype=torch.int32)
+    fails(["Conv2d"], SparseLinear.from_dense, nn.Conv2d(1, 1, 1), 0.5)
+    fails(["mask", "(4, 5)", "(5, 4)"], SparseLinear.from_dense, nn.Linear(4, 5), mask=torch.ones(4, 5))
+    fails(["either sparsity or mask"], SparseLinear.from_dense, nn.Linear(4, 5), 0.5, torch.ones(5, 4))
+    fails(["'best'", "magnitude"], SparseLinear.from_dense, nn.Linear(4, 5), 0.5, how="best")
+    fails(["nonzero", "no sparsity"], SparseLinear.from_dense, nn.Linear(4, 5), 0.5, how="nonzero")
+    fails(["bias", "(2,)", "(3,)"], SparseLinear.from_coo, [0], [0], [1.0], (3, 4), bias=torch.ones(2))
+    fails(["twice"], SparseLinear.from_coo, [0, 0], [0, 0], [1.0, 2.0], (3, 4))
+    fails(["int64"], SparseLinear.from_coo, [0], [0], [1], (3, 4))
+
+
+def test_bad_calls():
+    a = layer()
+    fails(["SparseLinear", "(2, 69)", "in_features=70"], a, torch.ones(2, 69))
+    fails(["float64", "float32"], a, torch.ones(2, 70, dtype=torch.float64))
+    fails(["int64"], a, torch.ones(2, 70, dtype=torch.int64))
+    fails(["meta"], a, torch.ones(2, 70, device="meta"))
+    fails(["ndarray"], a, torch.ones(2, 70).numpy())
+    fails(["'fast'"], a.explain, 3, "fast")
+    fails(["(3,)", "(462,)"], a.rewire().apply, torch.ones(3))
