@@ -2,14 +2,15 @@
 // The product is computed in the accumulator type A, so 16-bit operands are converted once for the call.
 #pragma once
 
+#include "isa.hpp"
 #include "snack/core/parallel.hpp"
 #include "snack/kernels/spmm.hpp"
 #include "workspace.hpp"
 
 namespace snack::cpu {
 
-/// How many tasks to cut a pass of the stream regime into: one for small problems, else the number of threads.
-int64_t stream_tasks(const Geometry& g, int64_t width, int threads);
+/// How many workers a product of the stream regime keeps busy: one for small problems, else the number of threads.
+int64_t stream_workers(const Geometry& g, int64_t width, int64_t batch, int threads);
 
 template <class A>
 struct DenseOperand {
@@ -17,11 +18,13 @@ struct DenseOperand {
   int64_t row_stride, col_stride;
 };
 
-/// A batch block of one row that needs no conversion: the row itself; null otherwise.
+/// The batch block of rows [b0, b0 + count) of m: the row itself where it is one row that needs no conversion, else all its
+/// features transposed into `block`.
 template <class A>
-const A* contiguous_column(const MatrixView& m, int64_t batch, int width) {
-  if (width != 1 || m.col_stride != 1 || size_of(m.dtype) != sizeof(A)) return nullptr;
-  return static_cast<const A*>(m.data) + batch * m.row_stride;
+const A* load_or_point(const MatrixView& m, int64_t b0, int64_t count, A* block) {
+  if (count == 1 && m.col_stride == 1 && size_of(m.dtype) == sizeof(A)) return static_cast<const A*>(m.data) + b0 * m.row_stride;
+  kernels<A>().load_block(m, b0, count, block_width(count), 0, m.cols, block);
+  return block;
 }
 
 /// The matrix itself when its elements are of type A, else a converted copy in the arena.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "isa.hpp"
 #include "panel.hpp"
@@ -9,31 +11,45 @@
 namespace snack::cpu {
 namespace {
 
+// Every worker owns a range of slots and goes through all batch blocks; with private blocks it waits for nobody.
 template <class A>
 void stream(const SddmmArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
+  const int threads = resources.parallel.threads;
+  const int64_t batch = args.x.rows, workers = stream_workers(g, plan.batch_block, batch, threads);
+  const bool is_private = has_private_blocks(g.in + g.out, plan.batch_block, sizeof(A), threads);
   Arena arena(resources.workspace);
-  A* dyt = arena.take<A>(g.out * plan.batch_block);
-  A* xt = arena.take<A>(g.in * plan.batch_block);
+  std::vector<std::pair<A*, A*>> blocks(is_private ? workers : 1);
+  for (auto& [dyt, xt] : blocks) {
+    dyt = arena.take<A>(g.out * plan.batch_block);
+    xt = arena.take<A>(g.in * plan.batch_block);
+  }
   const bool is_narrow_type = size_of(args.dtype) != sizeof(A);
   A* dvalues = is_narrow_type ? arena.take<A>(g.nnz) : static_cast<A*>(args.dvalues);
-  for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
-    const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
-    const int width = block_width(count);
-    const A *dy = contiguous_column<A>(args.dy, b0, width), *x = contiguous_column<A>(args.x, b0, width);
-    if (dy == nullptr || x == nullptr) {
-      parallel_for(resources.parallel, parts, [&](int64_t part) {
-        k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
-        k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
-      });
-      dy = dyt;
-      x = xt;
-    }
-    parallel_for(resources.parallel, parts, [&](int64_t part) {
-      k.sddmm_slots(args.pattern, width, dy, x, dvalues, g.nnz * part / parts, g.nnz * (part + 1) / parts, b0 > 0);
+  const auto slots_of_block = [&](int64_t worker, int64_t b0, int64_t count, const A* dy, const A* x) {
+    k.sddmm_slots(args.pattern, block_width(count), dy, x, dvalues, g.nnz * worker / workers, g.nnz * (worker + 1) / workers, b0 > 0);
+  };
+  const auto count_at = [&](int64_t b0) { return std::min(plan.batch_block, batch - b0); };
+
+  if (is_private) {
+    parallel_for(resources.parallel, workers, [&](int64_t worker) {
+      for (int64_t b0 = 0; b0 < batch; b0 += plan.batch_block) {
+        const A* dy = load_or_point<A>(args.dy, b0, count_at(b0), blocks[worker].first);
+        const A* x = load_or_point<A>(args.x, b0, count_at(b0), blocks[worker].second);
+        slots_of_block(worker, b0, count_at(b0), dy, x);
+      }
     });
+  } else {
+    const auto [dyt, xt] = blocks[0];
+    for (int64_t b0 = 0; b0 < batch; b0 += plan.batch_block) {
+      const int width = block_width(count_at(b0));
+      parallel_for(resources.parallel, workers, [&](int64_t worker) {
+        k.load_block(args.dy, b0, count_at(b0), width, g.out * worker / workers, g.out * (worker + 1) / workers, dyt);
+        k.load_block(args.x, b0, count_at(b0), width, g.in * worker / workers, g.in * (worker + 1) / workers, xt);
+      });
+      parallel_for(resources.parallel, workers, [&](int64_t worker) { slots_of_block(worker, b0, count_at(b0), dyt, xt); });
+    }
   }
   if (is_narrow_type) k.from_accumulator(dvalues, g.nnz, args.dtype, args.dvalues);
 }

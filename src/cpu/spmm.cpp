@@ -1,6 +1,7 @@
 #include "snack/kernels/spmm.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "isa.hpp"
@@ -45,37 +46,77 @@ std::vector<int64_t> split_rows(const PatternView& pattern, int64_t parts) {
   return bounds;
 }
 
+// Rows [begin, end) of a batch block: their sums, strip by strip, written to y with the bias.
+template <class A>
+void rows_of_block(const SpmmArgs& args, const A* x, A* sums, int64_t b0, int64_t count, int64_t begin, int64_t end) {
+  const Geometry& g = args.pattern.geometry;
+  const IsaKernels<A>& k = kernels<A>();
+  const int width = block_width(count);
+  const int64_t rows_at_once = spmm_rows_at_once(g);
+  char* y = static_cast<char*>(args.y) + b0 * g.out * size_of(args.dtype);
+  while (begin < end) {
+    // The sums of a strip stay in the L1 cache until they are written out.
+    const int64_t stop = std::min(end, (begin / rows_at_once + 1) * rows_at_once);
+    k.spmm_rows(args.pattern, args.dtype, args.values, width, x, sums, begin, stop);
+    k.store_block(sums, width, count, begin, stop, args.dtype, args.bias, y, g.out);
+    begin = stop;
+  }
+}
+
+// Every worker takes (batch block, row range) pairs and transposes the blocks it needs for itself.
+template <class A>
+void stream_private(const SpmmArgs& args, const Plan& plan, const CpuResources& resources, int64_t workers) {
+  const Geometry& g = args.pattern.geometry;
+  const int64_t blocks = ceil_div(args.x.rows, plan.batch_block);
+  const int64_t ranges = ceil_div(workers, blocks), items = blocks * ranges;
+  const std::vector<int64_t> bounds = split_rows(args.pattern, ranges);
+  Arena arena(resources.workspace);
+  std::vector<std::pair<A*, A*>> scratch(workers);
+  for (auto& [xt, sums] : scratch) {
+    xt = arena.take<A>(g.in * plan.batch_block);
+    sums = arena.take<A>(spmm_rows_at_once(g) * plan.batch_block);
+  }
+  parallel_for(resources.parallel, workers, [&](int64_t worker) {
+    const auto [xt, sums] = scratch[worker];
+    const A* x = nullptr;
+    int64_t loaded = -1;
+    for (int64_t item = items * worker / workers; item < items * (worker + 1) / workers; ++item) {
+      const int64_t block = item / ranges, range = item % ranges;
+      const int64_t b0 = block * plan.batch_block, count = std::min(plan.batch_block, args.x.rows - b0);
+      if (block != loaded) x = load_or_point<A>(args.x, b0, count, xt);
+      loaded = block;
+      rows_of_block<A>(args, x, sums, b0, count, bounds[range], bounds[range + 1]);
+    }
+  });
+}
+
+// All workers share one batch block at a time.
+template <class A>
+void stream_shared(const SpmmArgs& args, const Plan& plan, const CpuResources& resources, int64_t workers) {
+  const Geometry& g = args.pattern.geometry;
+  Arena arena(resources.workspace);
+  A* xt = arena.take<A>(g.in * plan.batch_block);
+  A* sums = arena.take<A>(spmm_sum_rows(g, resources.parallel.threads) * plan.batch_block);
+  const std::vector<int64_t> bounds = split_rows(args.pattern, workers);
+  for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
+    const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
+    parallel_for(resources.parallel, workers, [&](int64_t worker) {
+      kernels<A>().load_block(args.x, b0, count, block_width(count), g.in * worker / workers, g.in * (worker + 1) / workers, xt);
+    });
+    parallel_for(resources.parallel, workers, [&](int64_t worker) {
+      const int64_t first = g.packing == Packing::kNarrow ? worker * spmm_rows_at_once(g) : bounds[worker];
+      rows_of_block<A>(args, xt, sums + first * plan.batch_block, b0, count, bounds[worker], bounds[worker + 1]);
+    });
+  }
+}
+
 template <class A>
 void stream(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
-  const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
-  const int64_t rows_at_once = spmm_rows_at_once(g);
-  Arena arena(resources.workspace);
-  A* xt = arena.take<A>(g.in * plan.batch_block);
-  A* yt = arena.take<A>(spmm_sum_rows(g, int(parts)) * plan.batch_block);
-  const std::vector<int64_t> bounds = split_rows(args.pattern, parts);
-  for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
-    const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
-    const int width = block_width(count);
-    char* y = static_cast<char*>(args.y) + b0 * g.out * size_of(args.dtype);
-    const A* x = contiguous_column<A>(args.x, b0, width);
-    if (x == nullptr) {
-      x = xt;
-      parallel_for(resources.parallel, parts, [&](int64_t part) {
-        k.load_block(args.x, b0, count, width, g.in * part / parts, g.in * (part + 1) / parts, xt);
-      });
-    }
-    parallel_for(resources.parallel, parts, [&](int64_t part) {
-      // A strip's sums stay in the L1 cache until they are written out; tall tiles keep those of all the part's rows.
-      A* sums = yt + (g.packing == Packing::kNarrow ? part * rows_at_once : bounds[part]) * plan.batch_block;
-      for (int64_t begin = bounds[part], end; begin < bounds[part + 1]; begin = end) {
-        end = std::min(bounds[part + 1], (begin / rows_at_once + 1) * rows_at_once);
-        k.spmm_rows(args.pattern, args.dtype, args.values, width, x, sums, begin, end);
-        k.store_block(sums, width, count, begin, end, args.dtype, args.bias, y, g.out);
-      }
-    });
-  }
+  const int threads = resources.parallel.threads;
+  const int64_t workers = stream_workers(g, plan.batch_block, args.x.rows, threads);
+  if (has_private_blocks(g.in + spmm_rows_at_once(g), plan.batch_block, sizeof(A), threads)) stream_private<A>(args, plan, resources, workers);
+  else stream_shared<A>(args, plan, resources, workers);
 }
 
 // y[:, panel] = x W[panel, :]^T, panel by panel of decoded rows.

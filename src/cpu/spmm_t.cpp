@@ -28,42 +28,63 @@ std::vector<Piece> cut_panels(const PatternView& pattern, int64_t parts) {
   return pieces;
 }
 
+// Worker w gets pieces [bounds[w], bounds[w + 1]): those whose middle slot lies in its share of all slots.
+std::vector<int64_t> split_pieces(const std::vector<Piece>& pieces, int64_t nnz, int64_t workers) {
+  std::vector<int64_t> bounds(workers + 1, 0);
+  for (const Piece& piece : pieces) {
+    const int64_t middle = (piece.slot_begin + piece.slot_end) / 2;
+    ++bounds[std::min(workers - 1, middle * workers / std::max<int64_t>(1, nnz)) + 1];
+  }
+  for (int64_t worker = 0; worker < workers; ++worker) bounds[worker + 1] += bounds[worker];
+  return bounds;
+}
+
 template <class A>
 void stream(const SpmmTArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const IsaKernels<A>& k = kernels<A>();
-  const int64_t parts = stream_tasks(g, plan.batch_block, resources.parallel.threads);
-  const std::vector<Piece> pieces = cut_panels(args.pattern, parts);
+  const int threads = resources.parallel.threads;
+  const int64_t workers = stream_workers(g, plan.batch_block, args.dy.rows, threads);
+  const std::vector<Piece> pieces = cut_panels(args.pattern, workers);
+  const std::vector<int64_t> bounds = split_pieces(pieces, g.nnz, workers);
+  const bool is_private = has_private_blocks(g.out, plan.batch_block, sizeof(A), threads);
   Arena arena(resources.workspace);
-  A* dyt = arena.take<A>(g.out * plan.batch_block);
+  std::vector<A*> dyt(is_private ? workers : 1);
+  for (A*& block : dyt) block = arena.take<A>(g.out * plan.batch_block);
   A* windows = arena.take<A>(int64_t(pieces.size()) * kTileCols * plan.batch_block);
+  const auto shares_panel = [&](int64_t i, int64_t j) { return j >= 0 && j < int64_t(pieces.size()) && pieces[i].panel == pieces[j].panel; };
+
   for (int64_t b0 = 0; b0 < args.dy.rows; b0 += plan.batch_block) {
     const int64_t count = std::min(plan.batch_block, args.dy.rows - b0);
     const int width = block_width(count);
     char* dx = static_cast<char*>(args.dx) + b0 * g.in * size_of(args.dtype);
-    const A* dy = contiguous_column<A>(args.dy, b0, width);
-    if (dy == nullptr) {
-      dy = dyt;
-      parallel_for(resources.parallel, parts, [&](int64_t part) {
-        k.load_block(args.dy, b0, count, width, g.out * part / parts, g.out * (part + 1) / parts, dyt);
+    const auto store = [&](int64_t i) {
+      const int64_t begin = pieces[i].panel * kTileCols, end = std::min(begin + kTileCols, g.in);
+      k.store_block(windows + i * kTileCols * width, width, count, begin, end, args.dtype, nullptr, dx, g.in);
+    };
+    if (!is_private) {
+      parallel_for(resources.parallel, workers, [&](int64_t worker) {
+        k.load_block(args.dy, b0, count, width, g.out * worker / workers, g.out * (worker + 1) / workers, dyt[0]);
       });
     }
-    parallel_for(resources.parallel, int64_t(pieces.size()), [&](int64_t i) {
-      A* window = windows + i * kTileCols * width;
-      std::memset(window, 0, size_t(kTileCols * width) * sizeof(A));
-      k.spmm_t_slots(args.pattern, args.dtype, args.values, width, dy, window, pieces[i].slot_begin, pieces[i].slot_end);
+    parallel_for(resources.parallel, workers, [&](int64_t worker) {
+      if (bounds[worker] == bounds[worker + 1]) return;
+      const A* dy = is_private ? load_or_point<A>(args.dy, b0, count, dyt[worker]) : dyt[0];
+      for (int64_t i = bounds[worker]; i < bounds[worker + 1]; ++i) {
+        A* window = windows + i * kTileCols * width;
+        std::memset(window, 0, size_t(kTileCols * width) * sizeof(A));
+        k.spmm_t_slots(args.pattern, args.dtype, args.values, width, dy, window, pieces[i].slot_begin, pieces[i].slot_end);
+        if (!shares_panel(i, i - 1) && !shares_panel(i, i + 1)) store(i);
+      }
     });
+    if (int64_t(pieces.size()) == g.panels()) continue;
     // Windows of one panel are neighbours: add them in order, then write the panel's columns of dx.
     parallel_for(resources.parallel, int64_t(pieces.size()), [&](int64_t i) {
-      const int64_t panel = pieces[i].panel;
-      if (i > 0 && pieces[i - 1].panel == panel) return;
+      if (shares_panel(i, i - 1) || !shares_panel(i, i + 1)) return;
       A* sum = windows + i * kTileCols * width;
-      for (int64_t j = i + 1; j < int64_t(pieces.size()) && pieces[j].panel == panel; ++j) {
-        const A* more = windows + j * kTileCols * width;
-        for (int64_t e = 0; e < kTileCols * width; ++e) sum[e] += more[e];
-      }
-      const int64_t begin = panel * kTileCols, end = std::min(begin + kTileCols, g.in);
-      k.store_block(sum, width, count, begin, end, args.dtype, nullptr, dx, g.in);
+      for (int64_t j = i + 1; shares_panel(i, j); ++j)
+        for (int64_t e = 0; e < kTileCols * width; ++e) sum[e] += windows[j * kTileCols * width + e];
+      store(i);
     });
   }
 }

@@ -22,14 +22,23 @@ constexpr int block_width(int64_t count) {
   return width;
 }
 
-/// spmm: rows whose sums one task holds: a strip, or all rows where tiles are too tall to be walked strip by strip.
-constexpr int64_t spmm_rows_at_once(const Geometry& g) { return g.packing == Packing::kNarrow ? tile_rows(g.packing) : g.out; }
-/// spmm: rows of sums that all tasks hold together.
-constexpr int64_t spmm_sum_rows(const Geometry& g, int tasks) {
-  return g.packing == Packing::kNarrow ? tasks * tile_rows(g.packing) : g.out;
+inline constexpr int64_t kPrivateBytes = 64 << 20;
+
+/// Whether every worker transposes its own batch blocks: no barrier, and no cache line travels between cores. Otherwise
+/// (operands too long to have one copy a worker) all workers share one block at a time.
+constexpr bool has_private_blocks(int64_t features, int64_t block, int64_t element, int workers) {
+  return features * block * element * workers <= kPrivateBytes;
 }
 
-/// spmm_t: column panels are cut into this many accumulation windows at most.
+/// spmm: rows whose sums one worker holds: a strip, or all rows where tiles are too tall to be walked strip by strip.
+constexpr int64_t spmm_rows_at_once(const Geometry& g) { return g.packing == Packing::kNarrow ? tile_rows(g.packing) : g.out; }
+
+/// spmm with shared blocks: rows of sums that all workers hold together.
+constexpr int64_t spmm_sum_rows(const Geometry& g, int workers) {
+  return g.packing == Packing::kNarrow ? workers * tile_rows(g.packing) : g.out;
+}
+
+/// spmm_t: column panels are cut into this many pieces at most, each with an accumulation window of its own.
 constexpr int64_t max_windows(const Geometry& g, int threads) { return g.panels() + 2 * int64_t(threads); }
 
 }  // namespace snack::cpu

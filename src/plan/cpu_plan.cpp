@@ -11,13 +11,18 @@ namespace {
 
 using namespace cpu;
 
-// Stream cost of a connection over dense cost of a position, measured at 2048 x 2048, batch 64 .. 4096.
-constexpr double kPanelDensity = 0.25;
-constexpr int64_t kPanelBatch = 64;
+// From which density and batch on decoded panels were faster than streaming (2048 x 2048, fp32, AVX-512, two threads).
+// spmm_t streams slowest, because its windows are written as well as read.
+struct PanelBound {
+  double density;
+  int64_t batch;
+};
+constexpr PanelBound kPanelBounds[] = {{0.5, 512}, {0.3, 128}, {0.5, 256}};  // spmm, spmm_t, sddmm
 
 bool panel_pays(const Problem& p, const CpuCapability& capability) {
   const Geometry& g = p.geometry;
-  return capability.has_gemm && p.batch >= kPanelBatch && double(g.nnz) > kPanelDensity * double(g.out) * double(g.in);
+  const PanelBound bound = kPanelBounds[int(p.operation)];
+  return capability.has_gemm && p.batch >= bound.batch && double(g.nnz) > bound.density * double(g.out) * double(g.in);
 }
 
 int64_t panel_rows(const Geometry& g, int64_t element) {
@@ -26,13 +31,25 @@ int64_t panel_rows(const Geometry& g, int64_t element) {
   return std::min(g.out, whole_strips > 0 ? whole_strips : fit);
 }
 
+// Mirrors what the kernels take from their arena.
 int64_t stream_workspace(const Problem& p, int64_t block, int64_t element, const CpuCapability& capability) {
   const Geometry& g = p.geometry;
-  const int64_t x = aligned(g.in * block * element), y = aligned(g.out * block * element);
+  const int threads = capability.threads;
+  const auto bytes = [&](int64_t features) { return aligned(features * block * element); };
   switch (p.operation) {
-    case Operation::kSpmm: return x + aligned(spmm_sum_rows(g, capability.threads) * block * element);
-    case Operation::kSpmmT: return y + aligned(max_windows(g, capability.threads) * kTileCols * block * element);
-    case Operation::kSddmm: return x + y + (size_of(p.dtype) == element ? 0 : aligned(g.nnz * element));
+    case Operation::kSpmm: {
+      const int64_t rows = spmm_rows_at_once(g);
+      if (has_private_blocks(g.in + rows, block, element, threads)) return threads * (bytes(g.in) + bytes(rows));
+      return bytes(g.in) + bytes(spmm_sum_rows(g, threads));
+    }
+    case Operation::kSpmmT: {
+      const int64_t copies = has_private_blocks(g.out, block, element, threads) ? threads : 1;
+      return copies * bytes(g.out) + bytes(max_windows(g, threads) * kTileCols);
+    }
+    case Operation::kSddmm: {
+      const int64_t copies = has_private_blocks(g.in + g.out, block, element, threads) ? threads : 1;
+      return copies * (bytes(g.in) + bytes(g.out)) + (size_of(p.dtype) == element ? 0 : aligned(g.nnz * element));
+    }
   }
   return 0;
 }

@@ -15,8 +15,8 @@ Problem problem(int64_t batch, double density, DType dtype = DType::kFloat32) {
 TEST(Plan, StreamsWhatIsSparseOrSmall) {
   EXPECT_EQ(make_cpu_plan(problem(1, 0.9), Regime::kAuto, {2, true}).regime, Regime::kStream);
   EXPECT_EQ(make_cpu_plan(problem(256, 0.05), Regime::kAuto, {2, true}).regime, Regime::kStream);
-  EXPECT_EQ(make_cpu_plan(problem(256, 0.9), Regime::kAuto, {2, true}).regime, Regime::kPanel);
-  EXPECT_EQ(make_cpu_plan(problem(256, 0.9), Regime::kAuto, {2, false}).regime, Regime::kStream);
+  EXPECT_EQ(make_cpu_plan(problem(1024, 0.9), Regime::kAuto, {2, true}).regime, Regime::kPanel);
+  EXPECT_EQ(make_cpu_plan(problem(1024, 0.9), Regime::kAuto, {2, false}).regime, Regime::kStream);
 }
 
 TEST(Plan, NeverDecodesHyperSparseLayers) {

@@ -68,10 +68,15 @@ def test_no_public_name_is_missing():
 
 
 def test_import_is_light():
-    code = "import snack, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import snack, sys; sys.exit(any(m in sys.modules for m in ('matplotlib', 'rich', 'sklearn', 'scipy', 'safetensors')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = "import snack.nn, snack.dst, sys; sys.exit(any(m in sys.modules for m in ('matplotlib', 'rich', 'sklearn', 'scipy')))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_the_library_every_name_says_why(tmp_path):
+    environment = {**os.environ, "SNACK_LIB_DIR": str(tmp_path)}
+    for code in ("import snack; snack.sparsify", "from snack import Pattern", "import snack.nn"):
+        result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert result.returncode == 1 and "libsnack_ops.so were not found" in result.stderr.splitlines()[-1]
 
 
 # ---- doctor, inspect ----

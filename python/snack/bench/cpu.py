@@ -5,6 +5,7 @@ Every peer does the same job, from x (batch, in) to y (batch, out), in its faste
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -51,19 +52,20 @@ def _best(forms: dict[str, Callable[[], Tensor]]) -> tuple[str, Callable[[], Ten
     return name, forms[name]
 
 
-def _sparselab_layer(layer: SparseLinear):
-    """SparseLab's layer with the same weights, or the reason why there is none."""
+def _sparselab(make_run: Callable[[nn.Module], Callable[[], object]], n: int, sparsity: float, bias: bool) -> dict:
+    """Time of SparseLab's layer of the same shape and sparsity. After the others: its own OpenMP runtime keeps threads
+    spinning beside PyTorch's."""
     try:
-        from sparselab import PaddedCSR
         from sparselab import SparseLinear as Theirs
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            run = make_run(Theirs(n, n, bias=bias, sparsity=sparsity))
+            return {**interleave({"sparselab": run}, 9)["sparselab"], "note": "0.2.2, Padded-CSR, timed after the others"}
     except ImportError as error:
-        return f"not installed ({error})"
-    try:
-        theirs = Theirs(layer.in_features, layer.out_features, bias=layer.bias is not None, sparsity=layer.sparsity)
-        theirs._csr = PaddedCSR.from_dense(to_dense(layer.pattern, layer.values.detach()).numpy())
-        return theirs
+        return {"not_run": f"not installed ({error})"}
     except Exception as error:  # a peer's own failure is a result, not ours
-        return f"its layer could not be built: {type(error).__name__}: {error}"
+        return {"not_run": f"{type(error).__name__}: {error}"}
 
 
 def product_records(grid: Grid, progress: Callable[[str], None]) -> Iterator[dict]:
@@ -85,7 +87,10 @@ def product_records(grid: Grid, progress: Callable[[str], None]) -> Iterator[dic
             for routine in ("spmm", "spmm_t", "sddmm"):
                 progress(f"{routine} {n}x{n}, {100 * sparsity:g} %, batch {batch}")
                 with torch.no_grad():
-                    yield _product_record(routine, common, pattern, values, x, dy, dense, dense_weight, csr, transposed, grid)
+                    record = _product_record(routine, common, pattern, values, x, dy, dense, dense_weight, csr, transposed, grid)
+                    if routine == "spmm" and "sparselab" in grid.peers:
+                        record["peers"]["sparselab"] = _sparselab(lambda theirs, x=x: lambda: theirs(x), n, sparsity, False)
+                yield record
 
 
 def _transposed(pattern, values):
@@ -143,13 +148,7 @@ def step_records(grid: Grid, progress: Callable[[str], None]) -> Iterator[dict]:
             times = interleave(contenders, grid.samples)
             peers: dict[str, dict] = {k: v for k, v in times.items() if k != "snack"}
             if "sparselab" in grid.peers:
-                theirs = _sparselab_layer(layer)
-                if isinstance(theirs, str):
-                    peers["sparselab"] = {"not_run": theirs}
-                else:
-                    # After the others: its own OpenMP runtime keeps threads spinning beside PyTorch's.
-                    run = _step(theirs, theirs, x, target)
-                    peers["sparselab"] = {**interleave({"sparselab": run}, 9)["sparselab"], "note": "0.2.2, Padded-CSR, timed after the others"}
+                peers["sparselab"] = _sparselab(lambda theirs, x=x, t=target: _step(theirs, theirs, x, t), n, sparsity, True)
             yield {
                 "routine": "layer_step", "out": n, "in": n, "batch": batch, "sparsity": sparsity, "nnz": layer.nnz, "dtype": "float32",
                 "mode": "eager", "l2": "warm", "params": {"optimizer": "SGD(momentum=0.9)"}, **times["snack"], "peers": peers,
