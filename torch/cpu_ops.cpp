@@ -80,7 +80,7 @@ Tensor spmm(const Tensor& index, const Tensor& tile_ptr, const Tensor& values, c
     SNACK_CHECK(bias->is_cpu() && bias->dim() == 1 && bias->numel() == out, "spmm: bias has ", bias->numel(),
                 " entries, expected out_features=", out, " on the CPU.");
     check_same("spmm", dtype_of(*bias, "spmm", "bias"), "bias", args.dtype, "values");
-    contiguous_bias = torch::stable::contiguous(*bias);
+    contiguous_bias = bias->is_contiguous() ? *bias : torch::stable::contiguous(*bias);
     args.bias = contiguous_bias.data_ptr();
   }
   Tensor y = torch::stable::new_empty(x, {x.size(0), out});

@@ -169,8 +169,11 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
+        # The dictionaries themselves: attribute access of a module costs as much as a small product.
+        buffers, parameters = self._buffers, self._parameters
+        bias = parameters["bias"] if "bias" in parameters else self.bias  # a parametrised bias is no parameter
         return linear(
-            "SparseLinear", self.index, self.tile_ptr, self.values, x, self.bias, self.out_features, self.in_features, 0
+            "SparseLinear", buffers["index"], buffers["tile_ptr"], parameters["values"], x, bias, self.out_features, self.in_features, 0
         )
 
     def to_dense(self) -> nn.Linear:
