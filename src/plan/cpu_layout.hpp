@@ -10,7 +10,6 @@ namespace snack::cpu {
 inline constexpr int64_t kAlign = 64;
 inline constexpr int64_t kPanelBytes = 1 << 20;  // panel regime: decoded rows of W held at a time
 inline constexpr int kMaxWidth = 64;             // stream regime: batch columns in one pass over the pattern
-inline constexpr int kMaxWindowWidth = 32;       // the same for spmm_t, whose windows are written as well as read
 
 constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 

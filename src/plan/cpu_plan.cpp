@@ -25,6 +25,13 @@ bool panel_pays(const Problem& p, const CpuCapability& capability) {
   return capability.has_gemm && p.batch >= bound.batch && double(g.nnz) > bound.density * double(g.out) * double(g.in);
 }
 
+// The widest batch block that pays. Where few connections share a block's transposition, half the width keeps operands and
+// result in the L2 cache; spmm_t writes its windows as well as reading them.
+int64_t widest_block(const Problem& p) {
+  const bool is_sparse = double(p.geometry.nnz) < 0.025 * double(p.geometry.out) * double(p.geometry.in);
+  return is_sparse || p.operation == Operation::kSpmmT ? kMaxWidth / 2 : kMaxWidth;
+}
+
 int64_t panel_rows(const Geometry& g, int64_t element) {
   const int64_t fit = std::max<int64_t>(1, kPanelBytes / std::max<int64_t>(1, g.in * element));
   const int64_t whole_strips = fit / tile_rows(g.packing) * tile_rows(g.packing);
@@ -74,7 +81,7 @@ Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capa
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));
   // The panel regime keeps what the stream regime needs, for products with operands that are not finite.
-  plan.batch_block = block_width(p.operation == Operation::kSpmmT ? std::min<int64_t>(p.batch, kMaxWindowWidth) : p.batch);
+  plan.batch_block = block_width(std::min(p.batch, widest_block(p)));
   plan.workspace_bytes = stream_workspace(p, plan.batch_block, element, capability);
   if (is_panel) {
     plan.regime = Regime::kPanel;
