@@ -11,6 +11,7 @@ SOURCES := $(shell git ls-files CMakeLists.txt cmake include src torch python py
 .PHONY: demo test cpp-test cpp-debug-test python-test lint wheel bench-cpu clean
 
 demo: $(VENV)/.package
+	mkdir -p demo
 	$(BIN)/snack train --data digits --figure demo/digits.png --json demo/digits.json --save demo/digits.safetensors
 
 test: lint cpp-test cpp-debug-test python-test
