@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+from snack.bench.records import source_hash
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -66,7 +68,9 @@ def cpu_tables() -> str:
     document = json.loads(path.read_text())
     facts = document["provenance"]
     name = path.relative_to(ROOT)
-    source = f"Source: [{name}]({name}); {facts['cpu']}, {facts['threads']} threads, PyTorch {facts['torch']}, {facts['date']}."
+    is_stale = facts["source_hash"] != source_hash(ROOT)
+    stale = " **Stale: the sources have changed since; run `make bench-cpu`.**" if is_stale else ""
+    source = f"Source: [{name}]({name}); {facts['cpu']}, {facts['threads']} threads, PyTorch {facts['torch']}, {facts['date']}.{stale}"
     return "\n".join([*product_table(document["records"]), "", *step_table(document["records"]), "", source])
 
 

@@ -32,7 +32,7 @@ inline MatrixView matrix(const Tensor& t, DType dtype) {
   return {t.data_ptr(), dtype, t.size(0), t.size(1), t.stride(0), t.stride(1)};
 }
 
-/// The packed pattern behind two tensors; throws when they do not belong to the shape.
+/// The packed pattern behind two tensors; throws when their sizes do not belong to the shape. Contents are trusted.
 inline PatternView pattern_view(const char* operation, const Tensor& index, const Tensor& tile_ptr, int64_t out, int64_t in) {
   const Geometry g = make_geometry(out, in, index.numel());
   const ScalarType expected = g.packing == Packing::kNarrow ? ScalarType::Short : ScalarType::Int;
@@ -43,7 +43,10 @@ inline PatternView pattern_view(const char* operation, const Tensor& index, cons
                   tile_ptr.numel() == g.tiles() + 1,
               operation, ": tile_ptr has ", tile_ptr.numel(), " entries, a pattern of this shape needs ", g.tiles() + 1,
               " int64 entries. Use snack.Pattern.");
-  return {g, index.data_ptr(), static_cast<const int64_t*>(tile_ptr.data_ptr())};
+  const auto* pointers = static_cast<const int64_t*>(tile_ptr.data_ptr());
+  SNACK_CHECK(!tile_ptr.is_cpu() || (pointers[0] == 0 && pointers[g.tiles()] == g.nnz), operation, ": tile_ptr does not run from 0 to ",
+              g.nnz, ", the number of connections. Use snack.Pattern.");
+  return {g, index.data_ptr(), pointers};
 }
 
 inline ParallelFor torch_parallel() {

@@ -62,6 +62,8 @@ std::tuple<bool, int64_t> geometry(int64_t out, int64_t in, int64_t nnz) {
 }
 
 std::string explain(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
+  SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmm) && regime >= 0 && regime <= int64_t(Regime::kPanel) && batch >= 0,
+              "explain: operation ", operation, ", regime ", regime, " or batch ", batch, " does not exist.");
   const DType type = dtype_of(empty_cpu({0}, dtype), "explain", "dtype");
   const Problem problem{Operation(operation), make_geometry(out, in, nnz), batch, type};
   return to_string(make_cpu_plan(problem, Regime(regime), {torch_parallel().threads, true}));
@@ -84,6 +86,7 @@ template <bool kReference>
 Tensor select_smallest(const Tensor& values, int64_t k, int64_t sign) {
   SNACK_CHECK(values.is_cpu() && values.dim() == 1 && values.is_contiguous(),
               "select_smallest: values must be a contiguous 1-D tensor on the CPU.");
+  SNACK_CHECK(sign >= 0 && sign <= int64_t(Sign::kNegative), "select_smallest: sign ", sign, " is none of 0 (any), 1 (positive), 2 (negative).");
   const SelectArgs args{dtype_of(values, "select_smallest", "values"), values.data_ptr(), values.numel(), k, Sign(sign)};
   return to_tensor(kReference ? reference::select_smallest(args) : cpu::select_smallest(args));
 }

@@ -10,25 +10,24 @@
 namespace snack::cpu {
 namespace {
 
-// Row at which `target` slots lie above it (found by bisection; searches tiles, so it costs O(panels * log^2)).
-int64_t row_at(const PatternView& pattern, int64_t target) {
+// First row in [begin, end) with at least `target` slots above it, given that `before` slots lie above row `begin` and that
+// all these rows are in one strip.
+int64_t row_at(const PatternView& pattern, int64_t target, int64_t begin, int64_t end, int64_t before) {
   const Geometry& g = pattern.geometry;
+  const int64_t strip = begin >> row_bits(g.packing), first_row = strip << row_bits(g.packing);
   const auto slots_above = [&](int64_t row) {
-    int64_t count = 0;
+    int64_t count = before;
     for (int64_t panel = 0; panel < g.panels(); ++panel) {
-      const int64_t tile = panel * g.strips() + (row >> row_bits(g.packing));
-      const int64_t first = pattern.tile_ptr[panel * g.strips()];
-      const uint64_t local = uint64_t(row & (tile_rows(g.packing) - 1)) << kTileColBits;
+      const int64_t* tile = pattern.tile_ptr + panel * g.strips() + strip;
       const auto search = [&](auto* words) {
         using Word = std::remove_const_t<std::remove_pointer_t<decltype(words)>>;
-        return std::lower_bound(words + pattern.tile_ptr[tile], words + pattern.tile_ptr[tile + 1], Word(local)) - words;
+        return std::lower_bound(words + tile[0], words + tile[1], Word((row - first_row) << kTileColBits)) - words - tile[0];
       };
-      count += (g.packing == Packing::kNarrow ? search(static_cast<const uint16_t*>(pattern.index))
-                                              : search(static_cast<const uint32_t*>(pattern.index))) - first;
+      count += g.packing == Packing::kNarrow ? search(static_cast<const uint16_t*>(pattern.index))
+                                             : search(static_cast<const uint32_t*>(pattern.index));
     }
     return count;
   };
-  int64_t begin = 0, end = g.out;
   while (begin < end) {
     const int64_t middle = (begin + end) / 2;
     if (slots_above(middle) < target) begin = middle + 1;
@@ -37,12 +36,24 @@ int64_t row_at(const PatternView& pattern, int64_t target) {
   return begin;
 }
 
-// Boundaries of `parts` row ranges of about equal nnz.
-std::vector<int64_t> split_rows(const PatternView& pattern, int64_t parts) {
-  std::vector<int64_t> bounds(parts + 1, pattern.geometry.out);
+// Boundaries of `parts` row ranges of about equal nnz: the strip by adding up tile sizes, the row in it by bisection.
+std::vector<int64_t> split_rows(const PatternView& pattern, int64_t parts, const ParallelFor& runner) {
+  const Geometry& g = pattern.geometry;
+  std::vector<int64_t> bounds(parts + 1, g.out);
   bounds[0] = 0;
-  for (int64_t p = 1; p < parts; ++p)
-    bounds[p] = std::max(bounds[p - 1], row_at(pattern, pattern.geometry.nnz * p / parts));
+  if (parts == 1) return bounds;
+  std::vector<int64_t> above(g.strips() + 1, 0);  // slots above each strip
+  for (int64_t panel = 0; panel < g.panels(); ++panel) {
+    const int64_t* tile = pattern.tile_ptr + panel * g.strips();
+    for (int64_t strip = 0; strip < g.strips(); ++strip) above[strip + 1] += tile[strip + 1] - tile[strip];
+  }
+  for (int64_t strip = 0; strip < g.strips(); ++strip) above[strip + 1] += above[strip];
+  parallel_for(runner, parts - 1, [&](int64_t i) {
+    const int64_t target = g.nnz * (i + 1) / parts;
+    const int64_t strip = std::max<int64_t>(0, std::lower_bound(above.begin(), above.end(), target) - above.begin() - 1);
+    const int64_t begin = std::min(g.out, strip << row_bits(g.packing));
+    bounds[i + 1] = row_at(pattern, target, begin, std::min(g.out, begin + tile_rows(g.packing)), above[strip]);
+  });
   return bounds;
 }
 
@@ -69,7 +80,7 @@ void stream_private(const SpmmArgs& args, const Plan& plan, const CpuResources& 
   const Geometry& g = args.pattern.geometry;
   const int64_t blocks = ceil_div(args.x.rows, plan.batch_block);
   const int64_t ranges = ceil_div(workers, blocks), items = blocks * ranges;
-  const std::vector<int64_t> bounds = split_rows(args.pattern, ranges);
+  const std::vector<int64_t> bounds = split_rows(args.pattern, ranges, resources.parallel);
   Arena arena(resources.workspace);
   std::vector<std::pair<A*, A*>> scratch(workers);
   for (auto& [xt, sums] : scratch) {
@@ -97,7 +108,7 @@ void stream_shared(const SpmmArgs& args, const Plan& plan, const CpuResources& r
   Arena arena(resources.workspace);
   A* xt = arena.take<A>(g.in * plan.batch_block);
   A* sums = arena.take<A>(spmm_sum_rows(g, resources.parallel.threads) * plan.batch_block);
-  const std::vector<int64_t> bounds = split_rows(args.pattern, workers);
+  const std::vector<int64_t> bounds = split_rows(args.pattern, workers, resources.parallel);
   for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_block) {
     const int64_t count = std::min(plan.batch_block, args.x.rows - b0);
     parallel_for(resources.parallel, workers, [&](int64_t worker) {
@@ -114,6 +125,7 @@ template <class A>
 void stream(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
   const Geometry& g = args.pattern.geometry;
   const int threads = resources.parallel.threads;
+  isa();  // chosen here, where it may throw, not inside a parallel region
   const int64_t workers = stream_workers(g, plan.batch_block, args.x.rows, threads);
   if (has_private_blocks(g.in + spmm_rows_at_once(g), plan.batch_block, sizeof(A), threads)) stream_private<A>(args, plan, resources, workers);
   else stream_shared<A>(args, plan, resources, workers);

@@ -1,7 +1,8 @@
-// The stream regime's inner loops, compiled once per instruction set (SNACK_ISA names the table this file defines).
+// The stream regime's inner loops, compiled once per instruction set (SNACK_ISA_TITLE and SNACK_ISA_NAME name
+// the table that this file defines).
 //
-// Mapping: a row segment (the slots of one row inside one panel) is the unit of work. Its end is found by counting
-// index words below the next row's first word; no row pointers are stored. For width >= 4 a slot broadcasts its value
+// Mapping: a row segment (the slots of one row inside one panel) is the unit of work. Its end is found by
+// comparing the row bits of neighbouring words; no row pointers are stored. For width >= 4 a slot broadcasts its value
 // and multiplies one vector of the batch, so loads are contiguous whatever the pattern; for width 1 a vector of slots
 // gathers from the panel's 4 KB window of x.
 // Read: nnz * (value + index) once a batch block, one vector of x (or dy) a slot from L1/L2.
@@ -46,20 +47,62 @@ HWY_INLINE const float* load_values(const BFloat16* values, int64_t count, float
   for (int64_t i = 0; i < count; ++i) buffer[i] = widen(values[i]);
   return buffer;
 }
+
+// Half precision: by F16C from AVX2 on. Highway's emulation for older processors knows no Inf and NaN and truncates, so
+// there the conversions of types.hpp are written again, without library templates.
+#if HWY_TARGET <= HWY_AVX2
+HWY_INLINE float widen(Half v) {
+  const hn::CappedTag<float, 4> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
+  HWY_ALIGN hwy::float16_t lanes[HWY_MAX_BYTES / 2] = {};
+  __builtin_memcpy(lanes, &v.bits, 2);
+  return hn::GetLane(hn::PromoteTo(d, hn::Load(d16, lanes)));
+}
+HWY_INLINE uint16_t half_bits(float v) {
+  const hn::CappedTag<float, 4> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
+  HWY_ALIGN hwy::float16_t lanes[HWY_MAX_BYTES / 2];
+  hn::Store(hn::DemoteTo(d16, hn::Set(d, v)), d16, lanes);
+  uint16_t bits;
+  __builtin_memcpy(&bits, lanes, 2);
+  return bits;
+}
+#else
+HWY_INLINE uint32_t float_bits(float v) {
+  uint32_t word;
+  __builtin_memcpy(&word, &v, 4);
+  return word;
+}
+HWY_INLINE float bits_float(uint32_t word) {
+  float v;
+  __builtin_memcpy(&v, &word, 4);
+  return v;
+}
+HWY_INLINE float widen(Half v) {
+  const uint32_t sign = uint32_t(v.bits & 0x8000u) << 16, exponent = (v.bits >> 10) & 31u, mantissa = v.bits & 0x3ffu;
+  if (exponent == 31) return bits_float(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) return sign != 0 ? -float(mantissa) * 0x1p-24f : float(mantissa) * 0x1p-24f;
+  return bits_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+HWY_INLINE uint16_t half_bits(float v) {
+  const uint32_t word = float_bits(v), sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);   // NaN
+  if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to infinity
+  if (magnitude < 0x38800000u) return uint16_t(sign | (float_bits(bits_float(magnitude) + 0.5f) - 0x3f000000u));  // subnormal
+  return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+#endif
+
 HWY_INLINE const float* load_values(const Half* values, int64_t count, float* buffer) {
+  int64_t i = 0;
+#if HWY_TARGET <= HWY_AVX2
   const hn::ScalableTag<float> d;
   const hn::Rebind<hwy::float16_t, decltype(d)> d16;
   const int64_t lanes = int64_t(hn::Lanes(d));
   const auto* in = reinterpret_cast<const hwy::float16_t*>(values);
-  int64_t i = 0;
   for (; i + lanes <= count; i += lanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, in + i)), d, buffer + i);
-  if (i < count) {
-    HWY_ALIGN hwy::float16_t tail[HWY_MAX_BYTES / 4] = {};
-    HWY_ALIGN float wide[HWY_MAX_BYTES / 4];
-    __builtin_memcpy(tail, in + i, size_t(count - i) * 2);
-    hn::Store(hn::PromoteTo(d, hn::Load(d16, tail)), d, wide);
-    __builtin_memcpy(buffer + i, wide, size_t(count - i) * 4);
-  }
+#endif
+  for (; i < count; ++i) buffer[i] = widen(values[i]);
   return buffer;
 }
 
@@ -461,13 +504,7 @@ HWY_INLINE void narrow(float in, BFloat16* out) {
   const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   out->bits = uint16_t((word & 0x7fffffffu) > 0x7f800000u ? (word >> 16) | 0x40u : rounded);
 }
-HWY_INLINE void narrow(float in, Half* out) {
-  const hn::CappedTag<float, 4> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  HWY_ALIGN hwy::float16_t lanes[HWY_MAX_BYTES / 2];
-  hn::Store(hn::DemoteTo(d16, hn::Set(d, in)), d16, lanes);
-  __builtin_memcpy(&out->bits, lanes, 2);
-}
+HWY_INLINE void narrow(float in, Half* out) { out->bits = half_bits(in); }
 
 template <class T, class A>
 void store_block(const A* block, int width, int64_t count, int64_t begin, int64_t end, const T* bias, T* out,
@@ -487,11 +524,11 @@ void store_block(const A* block, int width, int64_t count, int64_t begin, int64_
         for (int64_t j = 0; j < kTransposeTile; j += 4)
           transpose_four<4>(from + j * width + b, width, shift(j), out + b * stride + c + j, stride);
       for (; b < count; ++b)
-        for (int64_t j = 0; j < kTransposeTile; ++j) out[b * stride + c + j] = from[j * width + b] + (bias == nullptr ? 0 : bias[c + j]);
+        for (int64_t j = 0; j < kTransposeTile; ++j) out[b * stride + c + j] = from[j * width + b] + (bias == nullptr ? -0.0f : bias[c + j]);
     }
   }
   for (; c < end; ++c) {
-    A shift = 0;
+    A shift = A(-0.0);  // added to anything, changes nothing
     if (bias != nullptr) shift = *load_values(bias + c, 1, &shift);
     for (int64_t b = 0; b < count; ++b) narrow(block[(c - begin) * width + b] + shift, &out[b * stride + c]);
   }
@@ -537,9 +574,10 @@ void with_shape(int width, Packing packing, F&& f) {
   }
 }
 
+// constexpr, so that the table is data: code that ran when the library is loaded would run before any look at cpuid.
 template <class A>
-IsaKernels<A> make_kernels() {
-  IsaKernels<A> table;
+constexpr IsaKernels<A> make_kernels() {
+  IsaKernels<A> table{};
   table.spmm_rows = [](const PatternView& pattern, DType dtype, const void* values, int width, const A* xt, A* yt,
                        int64_t row_begin, int64_t row_end) {
     with_dtype<A>(dtype, [&](auto element) {
@@ -596,6 +634,6 @@ IsaKernels<A> make_kernels() {
 #define SNACK_TEXT(a) SNACK_TEXT2(a)
 
 extern const Isa SNACK_CONCAT(kIsa, SNACK_ISA_TITLE);
-const Isa SNACK_CONCAT(kIsa, SNACK_ISA_TITLE) = {SNACK_TEXT(SNACK_ISA_NAME), make_kernels<float>(), make_kernels<double>()};
+constinit const Isa SNACK_CONCAT(kIsa, SNACK_ISA_TITLE) = {SNACK_TEXT(SNACK_ISA_NAME), make_kernels<float>(), make_kernels<double>()};
 
 }  // namespace snack::cpu

@@ -77,6 +77,8 @@ Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capa
               name(p.operation), ": the CPU has no regime '", name(requested), "'; use 'auto', 'stream' or 'panel'.");
   SNACK_CHECK(requested != Regime::kPanel || capability.has_gemm, name(p.operation),
               ": regime 'panel' needs a dense product (gemm), and none was supplied; use 'stream'.");
+  SNACK_CHECK(double(p.batch) * double(std::max<int64_t>(1, std::max(g.in, g.out))) < 0x1p58, name(p.operation), ": batch ", p.batch,
+              " is too large for features of ", std::max(g.in, g.out), "; split it.");
   Plan plan;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));

@@ -80,10 +80,12 @@ Positions grow_gradient(const GrowGradientArgs& args) {
         if (live.count(slot_key(row, col))) continue;
         double sum = 0.0;
         for (int64_t b = 0; b < args.x.rows; ++b) sum += at<T>(args.dy, b, row) * at<T>(args.x, b, col);
-        scored.emplace_back(std::isnan(sum) ? 1.0 : -std::abs(sum), slot_key(row, col));
+        if (!std::isnan(sum)) scored.emplace_back(-std::abs(sum), slot_key(row, col));
       }
     }
   });
+  SNACK_CHECK(int64_t(scored.size()) >= args.k, "grow_gradient: only ", scored.size(), " of the ", args.k,
+              " positions asked for have a gradient that is a number; the others are NaN.");
   std::sort(scored.begin(), scored.end());
   Positions grown;
   for (int64_t i = 0; i < args.k; ++i) {

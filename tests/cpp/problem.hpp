@@ -1,6 +1,7 @@
 // Test problems: a pattern, values and operands in any dtype and layout, and comparison with a tolerance by dtype.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <set>

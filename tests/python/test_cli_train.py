@@ -315,7 +315,8 @@ def test_sparse_output_makes_the_last_layer_sparse(blobs, tmp_path):
 
 
 def test_diverged_run_is_told_as_it_is(blobs, tmp_path, capsys):
-    assert main([*blobs, "--lr", "1e30", "--epochs", "2", "--json", "r.json", "--figure", "f.png"]) == 0
+    assert main([*blobs, "--lr", "1e30", "--epochs", "2", "--json", "r.json", "--figure", "f.png"]) == 1
+    assert "training diverged" in capsys.readouterr().out
     record = json.loads((tmp_path / "r.json").read_text())["records"][2]
     assert record["accuracy"] < 0.7 and record["loss_curve"] == [] and (tmp_path / "f.png").exists()
 

@@ -264,3 +264,15 @@ def test_bad_values():
 def test_bad_pointers(pointers):
     fails(["pointers", "3 ascending", "from 0 to 2"], formats.from_csr, pointers, [0, 1], [1.0, 2.0], (2, 3))
     fails(["pointers"], formats.from_csc, pointers, [0, 1], [1.0, 2.0], (3, 2))
+
+
+def test_duplicates_of_16_bit_values_are_added_in_float32():
+    _, values = formats.from_coo([0, 0, 0], [0, 0, 0], torch.tensor([256.0, 1.0, 1.0], dtype=torch.bfloat16), (1, 1), sum_duplicates=True)
+    assert values.dtype == torch.bfloat16 and values.item() == 258
+
+
+@pytest.mark.parametrize("convert", [formats.to_dense, formats.to_coo, formats.to_csr, formats.to_csc, formats.to_torch_coo, formats.to_scipy])
+def test_values_of_another_length_are_refused(convert):
+    pattern = snack.Pattern([0, 1, 2], [0, 1, 2], (3, 3))
+    with pytest.raises(SnackError, match="one for every"):
+        convert(pattern, torch.ones(1))

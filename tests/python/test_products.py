@@ -347,3 +347,17 @@ def test_operators_refuse_a_pattern_that_is_none():
     for bad in ((index.long(), tile_ptr), (index, tile_ptr[:-1]), (index[1:], tile_ptr), (index, tile_ptr.int()), (index[None], tile_ptr)):
         with pytest.raises(RuntimeError):
             torch.ops.snack.spmm(*bad, p.values, p.x, None, 5, 7)
+
+
+@pytest.mark.isa
+def test_half_precision_rounds_and_overflows():
+    """One connection, so that the result is one rounded product; Inf, NaN, overflow, ties and subnormals."""
+    p = snack.Pattern([0], [0], (1, 1))
+    a = torch.tensor([1, 1, 60000, 1.000167e-4, 1, 1, 6e-8, -1.5, 1.0], dtype=torch.float16)
+    b = torch.tensor([torch.inf, torch.nan, 60000, 0.330078, -torch.inf, 65504, 1, 0, -0.0], dtype=torch.float16)
+    got = torch.stack([ops.spmm(p, v[None], x[None, None])[0, 0] for v, x in zip(a, b)])
+    torch.testing.assert_close(got, (a.double() * b.double()).half(), rtol=0, atol=0, equal_nan=True)
+    batch = torch.linspace(-3, 3, 37, dtype=torch.float16)[:, None]
+    for scale in (1.0, 0.1, 1e-4):
+        v = torch.tensor([scale], dtype=torch.float16)
+        torch.testing.assert_close(ops.spmm(p, v, batch), (batch.double() * v.double()).half(), rtol=0, atol=0)

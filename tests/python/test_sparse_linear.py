@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import snack
+from snack import ops
 from snack.errors import SnackError
 from snack.nn import SparseLinear
 
@@ -381,3 +383,62 @@ def test_bad_calls():
     fails(["ndarray"], a, torch.ones(2, 70).numpy())
     fails(["'fast'"], a.explain, 3, "fast")
     fails(["(3,)", "(462,)"], a.rewire().apply, torch.ones(3))
+
+
+def test_function_transforms_agree_with_autograd():
+    """grad, per-sample gradients, forward mode and the Hessian, against the dense layer."""
+    torch.manual_seed(0)
+    layer = SparseLinear(12, 5, sparsity=0.6, dtype=torch.float64)
+    dense = layer.to_dense()
+    rows, cols = (c.long() for c in layer.pattern.coordinates())
+    x = torch.randn(7, 12, dtype=torch.float64)
+    parameters, dense_parameters = dict(layer.named_parameters()), dict(dense.named_parameters())
+
+    def loss(module, values, x):
+        return (torch.func.functional_call(module, values, (x,)) ** 2).sum()
+
+    gradient = torch.func.grad(lambda p: loss(layer, p, x))(parameters)
+    expected = torch.func.grad(lambda p: loss(dense, p, x))(dense_parameters)
+    torch.testing.assert_close(gradient["values"], expected["weight"][rows, cols])
+    torch.testing.assert_close(gradient["bias"], expected["bias"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        each = torch.func.vmap(torch.func.grad(lambda p, x: loss(layer, p, x[None])), (None, 0))(parameters, x)
+        hessian = torch.func.hessian(lambda x: loss(layer, parameters, x))(x[:1])
+    torch.testing.assert_close(each["values"].sum(0), gradient["values"])
+    torch.testing.assert_close(hessian, torch.func.hessian(lambda x: loss(dense, dense_parameters, x))(x[:1]))
+    tangent = torch.randn_like(x)
+    torch.testing.assert_close(torch.func.jvp(layer, (x,), (tangent,))[1], tangent @ dense.weight.t())
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        forward = torch.autograd.forward_ad.unpack_dual(layer.requires_grad_(False)(dual)).tangent
+    torch.testing.assert_close(forward, tangent @ dense.weight.t())
+
+
+@pytest.mark.parametrize("operation", ["spmm", "spmm_t", "sddmm"])
+def test_forward_mode_of_every_product(operation):
+    layer = SparseLinear(6, 4, sparsity=0.4, dtype=torch.float64)
+    x, dy = (torch.randn(3, n, dtype=torch.float64, requires_grad=True) for n in (6, 4))
+    values = layer.values.detach().requires_grad_()
+    arguments = {"spmm": (values, x, layer.bias), "spmm_t": (values, dy), "sddmm": (dy, x)}[operation]
+    assert torch.autograd.gradcheck(lambda *a: getattr(ops, operation)(layer.pattern, *a), arguments, check_forward_ad=True)
+
+
+def test_replicas_and_late_backward():
+    layer = SparseLinear(12, 5, sparsity=0.5)
+    x = torch.randn(2, 12)
+    replica = layer._replicate_for_data_parallel()
+    replica._former_parameters = {}
+    for name, parameter in layer._parameters.items():
+        setattr(replica, name, parameter.clone())
+    assert torch.equal(replica(x), layer(x))
+    loss = layer(x).sum()
+    layer.rewire(drop=[0, 1])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_devices_that_are_not_there():
+    for device in ("cuda", "cuda:3"):
+        with pytest.raises(SnackError, match="kernels for the CPU only"):
+            SparseLinear(4, 4, sparsity=0.5, device=device)

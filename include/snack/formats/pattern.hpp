@@ -9,7 +9,7 @@
 //   narrow  uint16 words, tiles of 64 rows          2 bytes a slot; used at a mean of >= 32 slots a tile
 //   tall    uint32 words, tiles of 4,194,304 rows   4 bytes a slot; for layers too sparse to fill narrow tiles
 // Pointers cost at most 8/32 byte a slot (narrow) or 8 * ceil(in / 1024) * ceil(out / 2^22) bytes (tall): nothing here
-// ever grows with out * in at a rate that matters (at most 4 bytes * max(out, in) for any 31-bit shape).
+// ever grows with out * in at a rate that matters (at most 4 bytes * max(out, in) + 16 for any 31-bit shape).
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,8 @@ std::vector<int64_t> select_smallest(const SelectArgs& args);
 /// The first k distinct empty positions of the random stream `key`, in the order drawn: draw i is the linear position
 /// floor(random_bits(key, i) * out * in / 2^64), row-major.
 Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key);
-/// The k empty positions of largest score, best first; ties: the position that is first in slot order. NaN scores lose.
+/// The k empty positions of largest score, best first; ties: the position that is first in slot order. NaN is no score:
+/// throws Error when fewer than k positions have one.
 Positions grow_gradient(const GrowGradientArgs& args);
 /// nnz distinct uniform positions: the first nnz distinct draws of the stream `key` (as in grow_uniform); above half
 /// density the draws name the empty positions instead, so the cost is O(nnz log nnz) at any density.
@@ -55,7 +56,7 @@ HostPattern sample(int64_t out, int64_t in, int64_t nnz, uint64_t key);
 namespace cpu {
 std::vector<int64_t> select_smallest(const SelectArgs& args);
 Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key);
-/// Exact without a dense gradient: panels of dy^T x of at most 1 MiB through `gemm`, a running selection of k.
+/// Exact without a dense gradient: panels of dy^T x of at most 1 MiB (or one row) through `gemm`, a running selection of k.
 Positions grow_gradient(const GrowGradientArgs& args, const Gemm& gemm, const ParallelFor& runner);
 HostPattern sample(int64_t out, int64_t in, int64_t nnz, uint64_t key, const ParallelFor& runner);
 }  // namespace cpu

@@ -1,5 +1,5 @@
 // A plan says how a product is computed and why. It is a plain value: comparable, printable, computed from
-// (shape, nnz, batch, dtype, device) alone, so that it can be tested anywhere and stays fixed for fixed shapes.
+// (shape, nnz, batch, dtype, device and its threads) alone, so that it can be tested anywhere and stays fixed for fixed shapes.
 #pragma once
 
 #include <string>

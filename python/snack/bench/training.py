@@ -141,8 +141,10 @@ def check(config: Config) -> None:
         raise SnackError(f"unknown method {config.method!r}: expected one of {', '.join(METHODS)}")
     if config.optimizer not in ("sgd", "adam"):
         raise SnackError(f"unknown optimizer {config.optimizer!r}: expected sgd or adam")
-    if not 0.0 <= config.drop_fraction < 1.0 or not 0.0 <= config.t_end <= 1.0:
-        raise SnackError(f"drop_fraction {config.drop_fraction} and t_end {config.t_end}: expected fractions, the first below 1")
+    if not 0.0 <= config.drop_fraction < 1.0:
+        raise SnackError(f"drop_fraction {config.drop_fraction}: expected at least 0 and below 1, the fraction of connections an update moves")
+    if not 0.0 <= config.t_end <= 1.0:
+        raise SnackError(f"t_end {config.t_end}: expected a fraction of the training, from 0 to 1")
     for name in ("epochs", "batch_size", *(["every"] if config.every is not None else [])):
         if getattr(config, name) < 1:
             raise SnackError(f"{name} {getattr(config, name)}: expected at least 1")

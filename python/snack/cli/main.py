@@ -58,6 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError as error:  # the compiled operators, or an optional package; `snack doctor` says more
         print(f"snack: {str(error).removeprefix('snack: ')}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("can't allocate", "out of memory")):
+            raise
+        print("snack: there is not enough memory for what was asked; choose smaller layers, a smaller batch or a higher sparsity", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("snack: interrupted", file=sys.stderr)
         return 130

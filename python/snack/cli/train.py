@@ -107,6 +107,10 @@ def run(arguments) -> int:
     if runs[-1].interrupted:
         say("Stopped by Ctrl-C: the figures are those of the steps that were done.")
         return 130
+    diverged = sorted({r["contender"] for r in document["records"] if len(r["loss_curve"]) < len(r["accuracy_curve"])})
+    if diverged:
+        say(f"The loss of {', '.join(diverged)} is not a number: training diverged, so choose a smaller --lr.")
+        return 1
     return 0
 
 

@@ -24,7 +24,7 @@ def check_values(values: object, count: int, who: str) -> Tensor:
     )
     require(
         values.dim() == 1 and values.numel() == count,
-        f"{who}: values have shape {tuple(values.shape)}, expected ({count},): one for every listed connection.",
+        f"{who}: values have shape {tuple(values.shape)}, expected ({count},): one for every connection.",
     )
     return values
 
@@ -43,8 +43,10 @@ def from_coo(rows: object, cols: object, values: object, shape: object, sum_dupl
     values = check_values(values, rows.numel(), "from_coo")
     index, tile_ptr, slots = call(torch.ops.snack.pack, rows, cols, out, in_, sum_duplicates)
     slots = slots.to(values.device)
-    sorted_values = torch.zeros(index.numel(), dtype=values.dtype, device=values.device).index_add(0, slots, values)
-    return Pattern.from_packed(index, tile_ptr, (out, in_)), sorted_values
+    # Duplicates of 16-bit values are added in float32, as everywhere.
+    summed = values.float() if values.dtype.itemsize < 4 else values
+    sorted_values = torch.zeros(index.numel(), dtype=summed.dtype, device=values.device).index_add(0, slots, summed)
+    return Pattern.from_packed(index, tile_ptr, (out, in_)), sorted_values.to(values.dtype)
 
 
 def from_dense(dense: Tensor) -> tuple[Pattern, Tensor]:
@@ -97,6 +99,7 @@ def from_torch_sparse(tensor: Tensor, sum_duplicates: bool = False) -> tuple[Pat
     require(isinstance(tensor, Tensor) and tensor.dim() == 2, "from_torch_sparse: expected a 2-D sparse tensor.")
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
+        require(tensor.sparse_dim() == 2, "from_torch_sparse: the COO tensor is hybrid (dense rows); give one with two sparse dimensions.")
         rows, cols = tensor._indices()
         return from_coo(rows, cols, tensor._values(), tuple(tensor.shape), sum_duplicates)
     if tensor.layout == torch.sparse_csr:
@@ -116,13 +119,14 @@ def from_scipy(matrix: object, sum_duplicates: bool = False) -> tuple[Pattern, T
 
 def to_dense(pattern: Pattern, values: Tensor) -> Tensor:
     """(out, in) with zeros where there is no connection; differentiable in `values`."""
+    check_values(values, pattern.nnz, "to_dense")
     rows, cols = (c.to(values.device).long() for c in pattern.coordinates())
     return torch.zeros(pattern.shape, dtype=values.dtype, device=values.device).index_put((rows, cols), values)
 
 
 def to_coo(pattern: Pattern, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, cols, values): int32, int32, as given; in slot order."""
-    return (*pattern.coordinates(), values)
+    return (*pattern.coordinates(), check_values(values, pattern.nnz, "to_coo"))
 
 
 def to_csr(pattern: Pattern, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,6 +140,7 @@ def to_csc(pattern: Pattern, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _compress(pattern: Pattern, values: Tensor, by_row: bool) -> tuple[Tensor, Tensor, Tensor]:
+    check_values(values, pattern.nnz, "to_csr" if by_row else "to_csc")
     rows, cols = (c.to(values.device).long() for c in pattern.coordinates())
     major, minor, extent = (rows, cols, pattern.shape[0]) if by_row else (cols, rows, pattern.shape[1])
     # Slots are sorted by row inside a panel, so a stable sort by the major index leaves the minor one ascending.
@@ -147,6 +152,7 @@ def _compress(pattern: Pattern, values: Tensor, by_row: bool) -> tuple[Tensor, T
 
 def to_torch_coo(pattern: Pattern, values: Tensor) -> Tensor:
     """torch.sparse_coo_tensor, coalesced."""
+    check_values(values, pattern.nnz, "to_torch_coo")
     rows, cols = pattern.coordinates()
     indices = torch.stack([rows.long(), cols.long()])
     return torch.sparse_coo_tensor(indices, values.detach(), pattern.shape, check_invariants=False).coalesce()

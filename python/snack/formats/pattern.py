@@ -58,13 +58,25 @@ def index_list(name: str, data: object, device: torch.device | None = None) -> T
 
 def call(op, *args):
     """Call an operator; its complaints become SnackError without PyTorch's wrapping."""
+    if torch.compiler.is_compiling():
+        return op(*args)
     try:
         return op(*args)
     except RuntimeError as error:
         text = str(error).split("\nException raised from", 1)[0].strip()
-        if "not implemented for" in text or "Could not run" in text or "DefaultCPUAllocator" in text or "out of memory" in text:
+        if "vector::" in text or "bad_alloc" in text:
+            raise SnackError("there is not enough memory for an index of so many connections; ask for fewer.") from None
+        if "Expected a value of type" in text:
+            raise SnackError(f"an argument has the wrong type: {text.splitlines()[0]}") from None
+        if not text.startswith(_OURS):
             raise
         raise SnackError(text) from None
+
+
+# How the C++ layer begins its sentences; everything else is PyTorch's own error and stays what it is.
+_OURS = (
+    "Pattern", "spmm", "sddmm", "rewire", "select_smallest", "grow_", "unpack", "explain", "cannot ", "slot ", "connection ", "PyTorch's dense",
+)
 
 
 class Pattern:
@@ -103,6 +115,7 @@ class Pattern:
         Costs O(nnz log nnz) time and memory, whatever out * in is.
         """
         out, in_ = check_shape(shape)
+        require(isinstance(nnz, Integral), f"Pattern.random: nnz={nnz!r} must be a whole number of connections.")
         require(
             0 <= nnz <= out * in_,
             f"Pattern.random: {nnz} connections do not fit into shape ({out}, {in_}), which has {out * in_} positions.",

@@ -56,6 +56,10 @@ class SparseLinear(nn.Module):
         out, in_ = check_shape((out_features, in_features))
         nnz = round((1.0 - check_sparsity(sparsity, "SparseLinear")) * out * in_)
         device = torch.get_default_device() if device is None else torch.device(device)
+        require(
+            device.type in ("cpu", "meta"),
+            f"SparseLinear: device '{device}' was asked for, and this version has kernels for the CPU only; use device='cpu'.",
+        )
         seed = draw_seed(generator)
         if device.type == "meta":
             pattern = meta_pattern((out, in_), nnz)
@@ -171,10 +175,10 @@ class SparseLinear(nn.Module):
         """x (..., in_features) -> (..., out_features)."""
         # The dictionaries themselves: attribute access of a module costs as much as a small product.
         buffers, parameters = self._buffers, self._parameters
-        bias = parameters["bias"] if "bias" in parameters else self.bias  # a parametrised bias is no parameter
-        return linear(
-            "SparseLinear", buffers["index"], buffers["tile_ptr"], parameters["values"], x, bias, self.out_features, self.in_features, 0
-        )
+        # In a data-parallel replica, or where something is parametrised, they are plain attributes.
+        values = parameters["values"] if "values" in parameters else self.values
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        return linear("SparseLinear", buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features, 0)
 
     def to_dense(self) -> nn.Linear:
         """An nn.Linear with the same function; its weight holds out * in entries."""

@@ -55,6 +55,15 @@ def _split_shared(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     return stored, shared
 
 
+def _mode(path: Path) -> int:
+    """Permissions of the file to be replaced, or those of any new file (safetensors makes private ones)."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def save(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, object] | None = None) -> None:
     """Write the model's state_dict to a safetensors file; an existing file is replaced only when the new one is complete.
 
@@ -86,6 +95,7 @@ def save(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, objec
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         library.torch.save_file(stored, str(scratch), metadata=header)
+        os.chmod(scratch, _mode(path))
         os.replace(scratch, path)
     except (OSError, library.SafetensorError) as error:
         raise SnackError(f"save: {path} cannot be written: {error}") from None
@@ -219,6 +229,10 @@ def _layer_header(file, prefix: str, by_name: dict[str, dict], path: Path) -> di
     require(is_whole, f"inspect: layer '{name}' of {path} is damaged: a sparse layer has values, rows, cols and a shape of two integers.")
     out, in_ = (int(extent) for extent in file.get_tensor(prefix + "shape").tolist())
     nnz = by_name[prefix + "values"]["shape"][0]
+    for key, extent in (("rows", out), ("cols", in_)):
+        listed = file.get_tensor(prefix + key)
+        is_sound = listed.shape == (nnz,) and (nnz == 0 or (int(listed.min()) >= 0 and int(listed.max()) < extent))
+        require(is_sound, f"inspect: layer '{name}' of {path} is damaged: its {key} are not {nnz} integers from 0 to {extent - 1}.")
     positions = out * in_
     return {
         "name": name,

@@ -32,6 +32,11 @@ def _per_slot_states(layer: SparseLinear, optimizer: torch.optim.Optimizer | Non
     return [(state, key, t) for key, t in state.items() if isinstance(t, Tensor) and t.shape == layer.values.shape]
 
 
+def note_change(layer: SparseLinear) -> None:
+    """Let a backward pass that was prepared on the old topology fail like any other one whose tensors were overwritten."""
+    torch.autograd.graph.increment_version(layer.index)
+
+
 def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float | Tensor, optimizer: torch.optim.Optimizer | None) -> None:
     """Give `layer` the edited pattern and move values, gradient and optimiser state along `slot_map`.
 
@@ -52,6 +57,7 @@ def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float 
         for (_, _, tensor), new in zip(states, moved):
             tensor.copy_(new)
         return
+    note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
     layer.values.grad = None  # a gradient of another length cannot stay while .data changes
     layer.values.data = values
@@ -130,6 +136,8 @@ def parse(layer: SparseLinear, state_dict: dict, prefix: str) -> Parsed:
     bias = entries.get("bias")
     if bias is not None and layer.bias is not None and bias.shape != layer.bias.shape:
         raise SnackError(f"{name}: the file's bias has shape {tuple(bias.shape)}, the layer needs {tuple(layer.bias.shape)}.")
+    if bias is not None and not bias.is_floating_point():
+        raise SnackError(f"{name}: the file's bias is {str(bias.dtype).removeprefix('torch.')}, expected a floating dtype.")
     if not entries.keys() - {"bias"}:
         return Parsed(None, None, bias)
     if "values" in entries and "weight" in entries:
@@ -138,6 +146,7 @@ def parse(layer: SparseLinear, state_dict: dict, prefix: str) -> Parsed:
         return Parsed(*_read_topology(layer, entries, name), bias)
     except SnackError as error:
         text = str(error)
+        text = text.replace(" or pass sum_duplicates=True to add the values", "").replace("from_coo: ", "")
         raise SnackError(text if text.startswith(name) else f"{name}: the file's topology is not valid: {text}") from None
 
 
@@ -157,7 +166,11 @@ def prepared(layers: dict[str, Parsed]) -> Iterator[None]:
 def load(
     layer: SparseLinear, state_dict: dict, prefix: str, local_metadata: dict, missing_keys: list, unexpected_keys: list, error_msgs: list
 ) -> None:
-    """`Module._load_from_state_dict` of a SparseLinear: takes another sparsity, or a dense `weight`. All or nothing."""
+    """`Module._load_from_state_dict` of a SparseLinear: takes another sparsity, or a dense `weight`.
+
+    A lying topology leaves the layer as it was. Missing and unknown keys are PyTorch's to judge, after all layers are loaded;
+    `snack.load` checks the whole model first.
+    """
     try:
         parsed = _prepared.get(prefix) or parse(layer, state_dict, prefix)
     except SnackError as error:
@@ -188,6 +201,7 @@ def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) ->
         layer.tile_ptr.copy_(pattern.tile_ptr)
         layer.values.copy_(values)
         return
+    note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
     if layer.values.is_meta or assign:
         layer.values = torch.nn.Parameter(values, requires_grad=layer.values.requires_grad)

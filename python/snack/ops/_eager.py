@@ -1,58 +1,145 @@
-"""The cheapest eager route to spmm.
+"""The eager route to the three products: cheap calls, and derivatives of every kind.
 
-The registered operator (see _register.py) passes through PyTorch's Python autograd layer on every call, which costs more
-than the product of a small layer. Eager calls therefore skip it: without gradients the kernel is called directly, with
-gradients through one autograd.Function. Anything that needs the registered operator (torch.compile, export, autocast,
-function transforms) gets it. Results are the same.
+The registered operators (see _register.py) pass through PyTorch's Python autograd layer on every call, which costs more than
+the product of a small layer, and do not know forward mode or function transforms. Eager calls therefore go around it: straight
+to the kernel where nothing is differentiated, else through an autograd.Function with jvp and vmap rules. torch.compile, export
+and autocast use the registered operators. The products are closed under differentiation, as _register.py explains.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _register  # noqa: F401
 
-_spmm = torch.ops.snack.spmm.default
-_spmm_t = torch.ops.snack.spmm_t.default
-_sddmm = torch.ops.snack.sddmm.default
+_ops = torch.ops.snack
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-class _Spmm(torch.autograd.Function):
+def _uses_registered(m: Tensor) -> bool:
+    return torch.compiler.is_compiling() or m.is_meta or torch.is_autocast_enabled(m.device.type)
+
+
+def _is_differentiated(*tensors: Tensor | None) -> bool:
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int) -> Tensor:
+    """torch.ops.snack.spmm by the cheapest route that gives the same result."""
+    if _uses_registered(x):
+        return _ops.spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+    if _is_differentiated(values, x, bias):
+        return _Spmm.apply(index, tile_ptr, values, x, bias, out, in_, regime)
+    with _below_autograd():
+        return _ops.spmm.default(index, tile_ptr, values, x, bias, out, in_, regime)
+
+
+def spmm_t(index: Tensor, tile_ptr: Tensor, values: Tensor, dy: Tensor, out: int, in_: int, regime: int) -> Tensor:
+    """torch.ops.snack.spmm_t by the cheapest route that gives the same result."""
+    if _uses_registered(dy):
+        return _ops.spmm_t(index, tile_ptr, values, dy, out, in_, regime)
+    if _is_differentiated(values, dy):
+        return _SpmmT.apply(index, tile_ptr, values, dy, out, in_, regime)
+    with _below_autograd():
+        return _ops.spmm_t.default(index, tile_ptr, values, dy, out, in_, regime)
+
+
+def sddmm(index: Tensor, tile_ptr: Tensor, dy: Tensor, x: Tensor, out: int, in_: int, regime: int) -> Tensor:
+    """torch.ops.snack.sddmm by the cheapest route that gives the same result."""
+    if _uses_registered(x):
+        return _ops.sddmm(index, tile_ptr, dy, x, out, in_, regime)
+    if _is_differentiated(dy, x):
+        return _Sddmm.apply(index, tile_ptr, dy, x, out, in_, regime)
+    with _below_autograd():
+        return _ops.sddmm.default(index, tile_ptr, dy, x, out, in_, regime)
+
+
+def _sum(*terms: Tensor | None) -> Tensor | None:
+    present = [t for t in terms if t is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+class _Product(torch.autograd.Function):
+    """What the three share: they keep (index, tile_ptr) and their two factors for both directions of differentiation."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, index, tile_ptr, values, x, bias, out, in_, regime):
-        ctx.save_for_backward(index, tile_ptr, values, x)
-        ctx.tail = (out, in_, regime)
-        ctx.has_bias = bias is not None
+    def setup_context(ctx, inputs, output):
+        ctx.tail = inputs[-3:]
+        ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
+
+
+class _Spmm(_Product):
+    @staticmethod
+    def forward(index, tile_ptr, values, x, bias, out, in_, regime):
         with _below_autograd():
-            return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+            return _ops.spmm.default(index, tile_ptr, values, x, bias, out, in_, regime)
 
     @staticmethod
     def backward(ctx, dy):
         index, tile_ptr, values, x = ctx.saved_tensors
         _, _, needs_values, needs_x, needs_bias, *_ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # a second derivative is wanted: the registered operators have one
-            dvalues = _sddmm(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
-            dx = _spmm_t(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
-        else:
-            with _below_autograd():
-                dvalues = _sddmm(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
-                dx = _spmm_t(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
-        dbias = dy.sum(0) if ctx.has_bias and needs_bias else None
-        return None, None, dvalues, dx, dbias, None, None, None
+        dvalues = sddmm(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
+        dx = spmm_t(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
+        return None, None, dvalues, dx, dy.sum(0) if needs_bias else None, None, None, None
+
+    @staticmethod
+    def jvp(ctx, _index, _tile_ptr, values_t, x_t, bias_t, *_):
+        index, tile_ptr, values, x = ctx.saved_tensors
+        from_values = None if values_t is None else spmm(index, tile_ptr, values_t, x, None, *ctx.tail)
+        from_x = None if x_t is None else spmm(index, tile_ptr, values, x_t, None, *ctx.tail)
+        total = _sum(from_values, from_x)
+        if bias_t is None:
+            return total
+        return bias_t.expand(x.shape[0], -1).clone() if total is None else total + bias_t
 
 
-def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int) -> Tensor:
-    """torch.ops.snack.spmm by the cheapest route that gives the same result."""
-    if (
-        torch.compiler.is_compiling()
-        or x.is_meta
-        or torch.is_autocast_enabled(x.device.type)
-        or torch._C._are_functorch_transforms_active()
-    ):
-        return torch.ops.snack.spmm(index, tile_ptr, values, x, bias, out, in_, regime)
-    if torch.is_grad_enabled() and (values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Spmm.apply(index, tile_ptr, values, x, bias, out, in_, regime)
-    with _below_autograd():
-        return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+class _SpmmT(_Product):
+    @staticmethod
+    def forward(index, tile_ptr, values, dy, out, in_, regime):
+        with _below_autograd():
+            return _ops.spmm_t.default(index, tile_ptr, values, dy, out, in_, regime)
+
+    @staticmethod
+    def backward(ctx, g):
+        index, tile_ptr, values, dy = ctx.saved_tensors
+        _, _, needs_values, needs_dy, *_ = ctx.needs_input_grad
+        dvalues = sddmm(index, tile_ptr, dy, g, *ctx.tail) if needs_values else None
+        ddy = spmm(index, tile_ptr, values, g, None, *ctx.tail) if needs_dy else None
+        return None, None, dvalues, ddy, None, None, None
+
+    @staticmethod
+    def jvp(ctx, _index, _tile_ptr, values_t, dy_t, *_):
+        index, tile_ptr, values, dy = ctx.saved_tensors
+        from_values = None if values_t is None else spmm_t(index, tile_ptr, values_t, dy, *ctx.tail)
+        from_dy = None if dy_t is None else spmm_t(index, tile_ptr, values, dy_t, *ctx.tail)
+        return _sum(from_values, from_dy)
+
+
+class _Sddmm(_Product):
+    @staticmethod
+    def forward(index, tile_ptr, dy, x, out, in_, regime):
+        with _below_autograd():
+            return _ops.sddmm.default(index, tile_ptr, dy, x, out, in_, regime)
+
+    @staticmethod
+    def backward(ctx, g):
+        index, tile_ptr, dy, x = ctx.saved_tensors
+        _, _, needs_dy, needs_x, *_ = ctx.needs_input_grad
+        g = g.contiguous()  # it plays the part of values
+        ddy = spmm(index, tile_ptr, g, x, None, *ctx.tail) if needs_dy else None
+        dx = spmm_t(index, tile_ptr, g, dy, *ctx.tail) if needs_x else None
+        return None, None, ddy, dx, None, None, None
+
+    @staticmethod
+    def jvp(ctx, _index, _tile_ptr, dy_t, x_t, *_):
+        index, tile_ptr, dy, x = ctx.saved_tensors
+        from_dy = None if dy_t is None else sddmm(index, tile_ptr, dy_t, x, *ctx.tail)
+        from_x = None if x_t is None else sddmm(index, tile_ptr, dy, x_t, *ctx.tail)
+        return _sum(from_dy, from_x)

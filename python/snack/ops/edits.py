@@ -85,8 +85,9 @@ def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor 
     """The k empty positions of largest |dy^T x| (RigL, Evci et al. 2020, eq. 1), exactly, without a dense gradient.
 
     x (batch, in), dy (batch, out), one dtype. Slots in `drop` count as empty. Ties: first in slot order. Panels of at
-    most 1 MiB of the product exist at a time; memory is O(k). Time is that of one dense product.
-    Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty.
+    most 1 MiB (or one row) of the product exist at a time; memory is O(k). Time is that of one dense product.
+    Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty and have a
+    gradient that is a number.
     """
     drop = _empty_list() if drop is None else drop
     return call(torch.ops.snack.grow_gradient, pattern.index, pattern.tile_ptr, drop, dy.detach(), x.detach(), k, *pattern.shape)

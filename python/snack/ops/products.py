@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import SnackError, require
 from ..formats import Pattern
+from ..formats.pattern import call
 from . import _eager
 
 REGIMES = {"auto": 0, "coo": 1, "stream": 2, "tensor": 3, "panel": 4}
@@ -29,6 +30,10 @@ def check_product(who: str, features_name: str, features: int, m: Tensor, values
     """Cheap checks with plain sentences; the operator repeats them for other callers."""
     if not isinstance(m, Tensor):
         raise SnackError(f"{who}: {name} is a {type(m).__name__}, expected a tensor.")
+    if not isinstance(values, Tensor):
+        raise SnackError(f"{who}: values are a {type(values).__name__}, expected a tensor with one entry a connection.")
+    if m.layout != torch.strided:
+        raise SnackError(f"{who}: {name} is a sparse tensor; the activations are dense, call .to_dense() first.")
     if m.dim() == 0 or m.shape[-1] != features:
         raise SnackError(
             f"{who}: {name} has shape {tuple(m.shape)}, the layer expects {features_name}={features} as its last dimension."
@@ -50,9 +55,9 @@ def linear(
     """spmm on packed tensors, for `snack.ops.spmm` and `SparseLinear`: flattens the leading dimensions of x."""
     check_product(who, "in_features", in_, x, values)
     if x.dim() == 2:
-        return _eager.spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+        return call(_eager.spmm, index, tile_ptr, values, x, bias, out, in_, regime)
     leading = x.shape[:-1]
-    y = _eager.spmm(index, tile_ptr, values, x.reshape(leading.numel(), in_), bias, out, in_, regime)
+    y = call(_eager.spmm, index, tile_ptr, values, x.reshape(leading.numel(), in_), bias, out, in_, regime)
     return y.reshape(*leading, out)
 
 
@@ -75,7 +80,7 @@ def spmm_t(pattern: Pattern, values: Tensor, dy: Tensor, regime: str = "auto") -
     out, in_ = pattern.shape
     check_product("spmm_t", "out_features", out, dy, values, "dy")
     flat = dy.reshape(dy.shape[:-1].numel(), out)
-    dx = torch.ops.snack.spmm_t(pattern.index, pattern.tile_ptr, values, flat, out, in_, regime_code(regime))
+    dx = call(_eager.spmm_t, pattern.index, pattern.tile_ptr, values, flat, out, in_, regime_code(regime))
     return dx.reshape(*dy.shape[:-1], in_)
 
 
@@ -92,6 +97,6 @@ def sddmm(pattern: Pattern, dy: Tensor, x: Tensor, regime: str = "auto") -> Tens
         f"sddmm: dy has leading dimensions {tuple(dy.shape[:-1])} and x {tuple(x.shape[:-1])}; both are the batch.",
     )
     batch = x.shape[:-1].numel()
-    return torch.ops.snack.sddmm(
-        pattern.index, pattern.tile_ptr, dy.reshape(batch, out), x.reshape(batch, in_), out, in_, regime_code(regime)
+    return call(
+        _eager.sddmm, pattern.index, pattern.tile_ptr, dy.reshape(batch, out), x.reshape(batch, in_), out, in_, regime_code(regime)
     )
