@@ -9,18 +9,10 @@
 //
 // Everything here is in an anonymous namespace and free of library templates: an inline function compiled for AVX-512
 // that the linker shared with other files would crash older processors (a test looks for weak symbols).
-#include "isa.hpp"
-
-#define HWY_COMPILE_ONLY_STATIC 1
-#include <hwy/highway.h>
+#include "block.isa.hpp"
 
 namespace snack::cpu {
 namespace {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-// Lambdas that return vectors must be inlined: a call would pass them through memory.
-#define SNACK_INLINE __attribute__((always_inline))
 
 // The batch block as vectors: kWidth lanes in kVectors vectors of type Tag.
 template <class A, int kWidth>
@@ -30,81 +22,6 @@ struct Block {
   static constexpr int kLanes = int(hn::MaxLanes(Tag()));
   static constexpr int kVectors = kWidth / kLanes;
 };
-
-HWY_INLINE float widen(float v) { return v; }
-HWY_INLINE double widen(double v) { return v; }
-HWY_INLINE float widen(BFloat16 v) {
-  uint32_t word = uint32_t(v.bits) << 16;
-  float out;
-  __builtin_memcpy(&out, &word, 4);
-  return out;
-}
-
-// Values of a segment in the accumulator type: a pointer to the originals, or a converted copy in `buffer`.
-template <class A>
-HWY_INLINE const A* load_values(const A* values, int64_t, A*) { return values; }
-HWY_INLINE const float* load_values(const BFloat16* values, int64_t count, float* buffer) {
-  for (int64_t i = 0; i < count; ++i) buffer[i] = widen(values[i]);
-  return buffer;
-}
-
-// Half precision: by F16C from AVX2 on. Highway's emulation for older processors knows no Inf and NaN and truncates, so
-// there the conversions of types.hpp are written again, without library templates.
-#if HWY_TARGET <= HWY_AVX2
-HWY_INLINE float widen(Half v) {
-  const hn::CappedTag<float, 4> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  HWY_ALIGN hwy::float16_t lanes[HWY_MAX_BYTES / 2] = {};
-  __builtin_memcpy(lanes, &v.bits, 2);
-  return hn::GetLane(hn::PromoteTo(d, hn::Load(d16, lanes)));
-}
-HWY_INLINE uint16_t half_bits(float v) {
-  const hn::CappedTag<float, 4> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  HWY_ALIGN hwy::float16_t lanes[HWY_MAX_BYTES / 2];
-  hn::Store(hn::DemoteTo(d16, hn::Set(d, v)), d16, lanes);
-  uint16_t bits;
-  __builtin_memcpy(&bits, lanes, 2);
-  return bits;
-}
-#else
-HWY_INLINE uint32_t float_bits(float v) {
-  uint32_t word;
-  __builtin_memcpy(&word, &v, 4);
-  return word;
-}
-HWY_INLINE float bits_float(uint32_t word) {
-  float v;
-  __builtin_memcpy(&v, &word, 4);
-  return v;
-}
-HWY_INLINE float widen(Half v) {
-  const uint32_t sign = uint32_t(v.bits & 0x8000u) << 16, exponent = (v.bits >> 10) & 31u, mantissa = v.bits & 0x3ffu;
-  if (exponent == 31) return bits_float(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent == 0) return sign != 0 ? -float(mantissa) * 0x1p-24f : float(mantissa) * 0x1p-24f;
-  return bits_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-}
-HWY_INLINE uint16_t half_bits(float v) {
-  const uint32_t word = float_bits(v), sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);   // NaN
-  if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to infinity
-  if (magnitude < 0x38800000u) return uint16_t(sign | (float_bits(bits_float(magnitude) + 0.5f) - 0x3f000000u));  // subnormal
-  return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
-}
-#endif
-
-HWY_INLINE const float* load_values(const Half* values, int64_t count, float* buffer) {
-  int64_t i = 0;
-#if HWY_TARGET <= HWY_AVX2
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  const int64_t lanes = int64_t(hn::Lanes(d));
-  const auto* in = reinterpret_cast<const hwy::float16_t*>(values);
-  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, in + i)), d, buffer + i);
-#endif
-  for (; i < count; ++i) buffer[i] = widen(values[i]);
-  return buffer;
-}
 
 HWY_INLINE int64_t lower_bound(const int64_t* sorted, int64_t count, int64_t key) {
   int64_t begin = 0, end = count;
@@ -425,118 +342,6 @@ void sddmm_slots(const PatternView& pattern, const A* dyt, const A* xt, A* dvalu
     for (const Segment* s = list; s < list + count; ++s)
       sample_row<A, kWidth>(words + s->begin, s->end - s->begin, dyt + s->row * kWidth, x, dvalues + s->begin, accumulate);
   });
-}
-
-// ---- batch blocks ----
-
-// Stores the 128-bit blocks of v at to, to + stride, ...
-template <class D, class V>
-HWY_INLINE void store_blocks(D d, V v, float* to, int64_t stride) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    hn::StoreU(v, d, to);
-  } else {
-    const hn::Half<D> half;
-    store_blocks(half, hn::LowerHalf(half, v), to, stride);
-    store_blocks(half, hn::UpperHalf(half, v), to + int64_t(hn::MaxLanes(half)) / 4 * stride, stride);
-  }
-}
-
-// Transposes 4 rows of `from` (kColumns adjacent columns each) into kColumns rows of 4: to[c][r] = from[r][c] + shift[r].
-template <int kColumns>
-HWY_INLINE void transpose_four(const float* from, int64_t from_stride, const float* shift, float* to, int64_t to_stride) {
-  const hn::CappedTag<float, kColumns> d;
-  const hn::RepartitionToWide<decltype(d)> wide;
-  constexpr int kLanes = int(hn::MaxLanes(d));
-  for (int at = 0; at < kColumns; at += kLanes) {
-    const auto row = [&](int r) SNACK_INLINE {
-      const auto v = hn::LoadU(d, from + r * from_stride + at);
-      return shift == nullptr ? v : hn::Add(v, hn::Set(d, shift[r]));
-    };
-    const auto a = row(0), b = row(1), c = row(2), e = row(3);
-    const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(d, a, b)), ab_high = hn::BitCast(wide, hn::InterleaveUpper(d, a, b));
-    const auto ce_low = hn::BitCast(wide, hn::InterleaveLower(d, c, e)), ce_high = hn::BitCast(wide, hn::InterleaveUpper(d, c, e));
-    // Every block of vector j holds one column of the result: j, j + 4, j + 8, ...
-    float* out = to + at * to_stride;
-    store_blocks(d, hn::BitCast(d, hn::InterleaveLower(wide, ab_low, ce_low)), out, 4 * to_stride);
-    store_blocks(d, hn::BitCast(d, hn::InterleaveUpper(wide, ab_low, ce_low)), out + to_stride, 4 * to_stride);
-    store_blocks(d, hn::BitCast(d, hn::InterleaveLower(wide, ab_high, ce_high)), out + 2 * to_stride, 4 * to_stride);
-    store_blocks(d, hn::BitCast(d, hn::InterleaveUpper(wide, ab_high, ce_high)), out + 3 * to_stride, 4 * to_stride);
-  }
-}
-
-constexpr int64_t kTransposeTile = 16;  // features a transposition step reads from each batch row
-
-template <class T, class A>
-void load_block(const MatrixView& m, int64_t batch_begin, int64_t count, int width, int64_t begin, int64_t end, A* block) {
-  const T* data = static_cast<const T*>(m.data);
-  for (int64_t tile = begin; tile < end; tile += kTransposeTile) {
-    const int64_t stop = tile + kTransposeTile < end ? tile + kTransposeTile : end;
-    int64_t b = 0;
-    if constexpr (sizeof(A) == 4) {
-      if (m.col_stride == 1 && stop - tile == kTransposeTile) {
-        for (; b + 4 <= count; b += 4) {
-          const T* from = data + (batch_begin + b) * m.row_stride + tile;
-          if constexpr (sizeof(T) == 4) {
-            transpose_four<kTransposeTile>(from, m.row_stride, nullptr, block + tile * width + b, width);
-          } else {
-            HWY_ALIGN A rows[4 * kTransposeTile];
-            for (int r = 0; r < 4; ++r) load_values(from + r * m.row_stride, kTransposeTile, rows + r * kTransposeTile);
-            transpose_four<kTransposeTile>(rows, kTransposeTile, nullptr, block + tile * width + b, width);
-          }
-        }
-      }
-    }
-    for (; b < count; ++b) {
-      A one;
-      for (int64_t c = tile; c < stop; ++c)
-        block[c * width + b] = *load_values(data + (batch_begin + b) * m.row_stride + c * m.col_stride, 1, &one);
-    }
-    for (; b < width; ++b)
-      for (int64_t c = tile; c < stop; ++c) block[c * width + b] = A(0);
-  }
-}
-
-HWY_INLINE void narrow(float in, float* out) { *out = in; }
-HWY_INLINE void narrow(double in, double* out) { *out = in; }
-HWY_INLINE void narrow(float in, BFloat16* out) {
-  uint32_t word;
-  __builtin_memcpy(&word, &in, 4);
-  const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-  out->bits = uint16_t((word & 0x7fffffffu) > 0x7f800000u ? (word >> 16) | 0x40u : rounded);
-}
-HWY_INLINE void narrow(float in, Half* out) { out->bits = half_bits(in); }
-
-template <class T, class A>
-void store_block(const A* block, int width, int64_t count, int64_t begin, int64_t end, const T* bias, T* out,
-                 int64_t stride) {
-  int64_t c = begin;
-  if constexpr (sizeof(T) == 4) {
-    // A cache line of `out` (16 features) is written by neighbouring steps, and only 8 rows are open at a time: rows are
-    // often a power of two apart and would push each other out of the L1 cache half written.
-    for (; width >= 4 && c + kTransposeTile <= end; c += kTransposeTile) {
-      const float* from = block + (c - begin) * width;
-      const auto shift = [&](int64_t j) { return bias == nullptr ? nullptr : bias + c + j; };
-      int64_t b = 0;
-      for (; b + 8 <= count; b += 8)
-        for (int64_t j = 0; j < kTransposeTile; j += 4)
-          transpose_four<8>(from + j * width + b, width, shift(j), out + b * stride + c + j, stride);
-      for (; b + 4 <= count; b += 4)
-        for (int64_t j = 0; j < kTransposeTile; j += 4)
-          transpose_four<4>(from + j * width + b, width, shift(j), out + b * stride + c + j, stride);
-      for (; b < count; ++b)
-        for (int64_t j = 0; j < kTransposeTile; ++j) out[b * stride + c + j] = from[j * width + b] + (bias == nullptr ? -0.0f : bias[c + j]);
-    }
-  }
-  for (; c < end; ++c) {
-    A shift = A(-0.0);  // added to anything, changes nothing
-    if (bias != nullptr) shift = *load_values(bias + c, 1, &shift);
-    for (int64_t b = 0; b < count; ++b) narrow(block[(c - begin) * width + b] + shift, &out[b * stride + c]);
-  }
-}
-
-template <class T, class A>
-void from_accumulator(const A* in, int64_t count, T* out) {
-  for (int64_t i = 0; i < count; ++i) narrow(in[i], &out[i]);
 }
 
 // ---- run time to compile time ----
