@@ -372,7 +372,6 @@ def test_mean_is_over_the_seeds_that_were_finished(blobs, tmp_path, capsys, monk
 
 def test_digits_reach_96_percent(tmp_path, capsys):
     """The demo of the README, shortened to 6 of its 40 epochs."""
-    pytest.importorskip("sklearn")
     assert main(["train", "--epochs", "6", "--json", "r.json", "--no-figure", "--quiet"]) == 0
     records = json.loads((tmp_path / "r.json").read_text())["records"]
     assert min(r["accuracy"] for r in records) >= 0.96

@@ -8,9 +8,10 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from checks import fails
 from snack import data
-from snack.errors import SnackError
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -28,17 +29,6 @@ def write_mnist(folder, train=20, test=10, compress=True):
             raw = idx(array)
             (folder / f"{split}-{kind}{'.gz' if compress else ''}").write_bytes(gzip.compress(raw) if compress else raw)
     return arrays
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, whose sentence has all these words; returns the sentence."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
-    return text
 
 
 # ---- idx -------------------------------------------------------------------------------------------------------------------------------
@@ -131,7 +121,6 @@ def test_unknown_name_suggests():
 
 
 def test_digits():
-    pytest.importorskip("sklearn")
     d = data.load("digits")
     assert (d.x_train.shape[1], len(d.x_train) + len(d.x_test), d.classes, d.image_shape) == (64, 1797, 10, (8, 8))
     again = data.load("digits")
@@ -267,7 +256,7 @@ def write_archive(path, files: dict[str, bytes]):
 
 
 def jpeg(colour, size=32) -> bytes:
-    image = pytest.importorskip("PIL.Image").new("RGB", (size, size), colour)
+    image = Image.new("RGB", (size, size), colour)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=95)
     return buffer.getvalue()

@@ -10,18 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import snack
+from checks import fails
 from snack import formats
 from snack.errors import SnackError
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, one sentence that has all these words."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text and "STD_TORCH_CHECK" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
 
 
 def sample(out=70, in_=2100, density=0.05, dtype=torch.float32, seed=0):

@@ -11,19 +11,8 @@ import torch
 from safetensors import torch as safetensors
 from torch import nn
 
-from snack.errors import SnackError
+from checks import fails
 from snack.nn import SparseLinear, load, read_header, save, sparsify
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, one sentence that has all these words; returns it."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
-    return text
 
 
 def model(sparsity=0.8, dtype=torch.float32, bias=True):

@@ -11,38 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import snack
+from checks import fails, layer, same
 from snack import ops
 from snack.errors import SnackError
 from snack.nn import SparseLinear
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, one sentence that has all these words."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text and "STD_TORCH_CHECK" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
-
-
-def layer(in_features=70, out_features=33, **kwargs):
-    return SparseLinear(in_features, out_features, **({"sparsity": 0.8} | kwargs))
-
-
-def snapshot(module, optimizer=None):
-    """Everything that an error must leave alone, by value."""
-    kept = {k: v.clone() for k, v in module.state_dict().items()}
-    for k, p in module.named_parameters():
-        kept[f"{k}.grad"] = None if p.grad is None else p.grad.clone()
-        for name, t in (optimizer.state.get(p, {}) if optimizer else {}).items():
-            kept[f"{k}.{name}"] = t.clone() if isinstance(t, torch.Tensor) else t
-    return kept
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
-
 
 # ---- construction ----
 

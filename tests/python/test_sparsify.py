@@ -11,25 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import snack
-from snack.errors import SnackError
+from checks import fails, mlp
 from snack.nn import SparseLinear, densify, sparsify
 from snack.nn.distribution import allocate, share
 
 pytestmark = pytest.mark.filterwarnings("error:snack.sparsify left dense:UserWarning")  # a layer that is left dense unasked warns
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, one sentence that has all these words."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
 def numel(model):

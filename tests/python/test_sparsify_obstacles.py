@@ -9,24 +9,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from snack.errors import SnackError
+from checks import fails, mlp
 from snack.nn import SparseLinear, densify, sparsify
 
 pytestmark = pytest.mark.filterwarnings("error:snack.sparsify left dense:UserWarning")  # a layer that is left dense unasked warns
-
-
-def fails(words, call, *args, **kwargs):
-    """The call raises SnackError, one sentence that has all these words."""
-    with pytest.raises(SnackError) as caught:
-        call(*args, **kwargs)
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert str(word) in text, f"{word!r} not in: {text}"
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
 def kinds(model):
