@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "snack/core/error.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::cpu {
 namespace {
@@ -62,6 +63,7 @@ void merge(const RewireArgs& args, const std::vector<int64_t>& drop, const Sorte
 }  // namespace
 
 RewireResult rewire(const RewireArgs& args, const ParallelFor& runner) {
+  snack::check(args);
   const Geometry& g = args.pattern.geometry;
   const std::vector<int64_t> drop = sorted_slots(args);
   const SortedCoo grow = sorted_positions(args);

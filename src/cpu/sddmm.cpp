@@ -7,6 +7,7 @@
 
 #include "isa.hpp"
 #include "panel.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::cpu {
 namespace {
@@ -75,6 +76,8 @@ void panels(const SddmmArgs& args, const Plan& plan, const CpuResources& resourc
 }  // namespace
 
 void sddmm(const SddmmArgs& args, const Plan& plan, const CpuResources& resources) {
+  snack::check(args);
+  check({Operation::kSddmm, args.pattern.geometry, args.x.rows, args.dtype}, plan, resources);
   if (args.pattern.geometry.nnz == 0) return;
   if (args.x.rows == 0) {
     std::memset(args.dvalues, 0, size_t(args.pattern.geometry.nnz * size_of(args.dtype)));

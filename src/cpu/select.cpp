@@ -8,6 +8,7 @@
 #include "panel.hpp"
 #include "snack/core/error.hpp"
 #include "snack/core/random.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::cpu {
 namespace {
@@ -123,6 +124,7 @@ std::vector<Candidate> best_by_gradient(const GrowGradientArgs& args, const std:
 }  // namespace
 
 std::vector<int64_t> select_smallest(const SelectArgs& args) {
+  snack::check(args);
   return with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
     const T* values = static_cast<const T*>(args.values);
@@ -148,6 +150,7 @@ std::vector<int64_t> select_smallest(const SelectArgs& args) {
 }
 
 Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) {
+  snack::check(empty, "grow_uniform");
   const Geometry& g = empty.pattern.geometry;
   const std::vector<int64_t> drop = sorted_drop(empty);
   check_room(g, g.nnz - int64_t(drop.size()), k);
@@ -170,6 +173,8 @@ Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) {
 }
 
 Positions grow_gradient(const GrowGradientArgs& args, const Gemm& gemm, const ParallelFor& runner) {
+  snack::check(args);
+  SNACK_CHECK(gemm, "grow_gradient: no dense product (gemm) was given; supply a BLAS's or snack::default_gemm().");
   const Geometry& g = args.empty.pattern.geometry;
   const std::vector<int64_t> drop = sorted_drop(args.empty);
   check_room(g, g.nnz - int64_t(drop.size()), args.k);

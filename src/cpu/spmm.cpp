@@ -6,6 +6,7 @@
 
 #include "isa.hpp"
 #include "panel.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::cpu {
 namespace {
@@ -153,6 +154,8 @@ void panels(const SpmmArgs& args, const Plan& plan, const CpuResources& resource
 }  // namespace
 
 void spmm(const SpmmArgs& args, const Plan& plan, const CpuResources& resources) {
+  snack::check(args);
+  check({Operation::kSpmm, args.pattern.geometry, args.x.rows, args.dtype}, plan, resources);
   if (args.x.rows == 0 || args.pattern.geometry.out == 0) return;
   const bool is_panel = plan.regime == Regime::kPanel;
   if (args.dtype == DType::kFloat64) is_panel ? panels<double>(args, plan, resources) : stream<double>(args, plan, resources);

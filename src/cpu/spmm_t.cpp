@@ -6,6 +6,7 @@
 
 #include "isa.hpp"
 #include "panel.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::cpu {
 namespace {
@@ -112,6 +113,8 @@ void panels(const SpmmTArgs& args, const Plan& plan, const CpuResources& resourc
 }  // namespace
 
 void spmm_t(const SpmmTArgs& args, const Plan& plan, const CpuResources& resources) {
+  snack::check(args);
+  check({Operation::kSpmmT, args.pattern.geometry, args.dy.rows, args.dtype}, plan, resources);
   if (args.dy.rows == 0 || args.pattern.geometry.in == 0) return;
   if (args.pattern.geometry.out == 0) {
     std::memset(args.dx, 0, size_t(args.dy.rows * args.pattern.geometry.in * size_of(args.dtype)));

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "snack/formats/pattern.hpp"
+#include "snack/plan/plan.hpp"
 
 namespace snack::cpu {
 
@@ -20,6 +21,9 @@ constexpr int block_width(int64_t count) {
   while (width < count && width < kMaxWidth) width *= 2;
   return width;
 }
+
+/// What the kernels cut from their workspace when they follow `plan` with that many threads.
+int64_t workspace_bytes(const Problem& problem, const Plan& plan, int threads);
 
 inline constexpr int64_t kPrivateBytes = 64 << 20;
 

@@ -39,9 +39,8 @@ int64_t panel_rows(const Geometry& g, int64_t element) {
 }
 
 // Mirrors what the kernels take from their arena.
-int64_t stream_workspace(const Problem& p, int64_t block, int64_t element, const CpuCapability& capability) {
+int64_t stream_workspace(const Problem& p, int64_t block, int64_t element, int threads) {
   const Geometry& g = p.geometry;
-  const int threads = capability.threads;
   const auto bytes = [&](int64_t features) { return aligned(features * block * element); };
   switch (p.operation) {
     case Operation::kSpmm: {
@@ -68,32 +67,40 @@ int64_t panel_workspace(const Problem& p, int64_t rows, int64_t element) {
   return aligned(rows * g.in * element) + (converts ? operands : 0);
 }
 
+int64_t accumulator_bytes(DType dtype) { return std::max<int64_t>(4, size_of(dtype)); }
+
 }  // namespace
+
+// The panel regime keeps what the stream regime needs, for products with operands that are not finite.
+int64_t cpu::workspace_bytes(const Problem& p, const Plan& plan, int threads) {
+  const int64_t element = accumulator_bytes(p.dtype);
+  const int64_t stream = stream_workspace(p, plan.batch_block, element, threads);
+  return plan.regime == Regime::kPanel ? std::max(stream, panel_workspace(p, plan.panel_rows, element)) : stream;
+}
 
 Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capability) {
   const Geometry& g = p.geometry;
-  const int64_t element = std::max<int64_t>(4, size_of(p.dtype));
   SNACK_CHECK(requested == Regime::kAuto || requested == Regime::kStream || requested == Regime::kPanel,
               name(p.operation), ": the CPU has no regime '", name(requested), "'; use 'auto', 'stream' or 'panel'.");
   SNACK_CHECK(requested != Regime::kPanel || capability.has_gemm, name(p.operation),
               ": regime 'panel' needs a dense product (gemm), and none was supplied; use 'stream'.");
+  SNACK_CHECK(p.batch >= 0, name(p.operation), ": batch ", p.batch, " was given; the batch cannot be negative.");
+  SNACK_CHECK(capability.threads >= 1, name(p.operation), ": a plan for ", capability.threads, " threads was asked for; give at least 1.");
   SNACK_CHECK(double(p.batch) * double(std::max<int64_t>(1, std::max(g.in, g.out))) < 0x1p58, name(p.operation), ": batch ", p.batch,
               " is too large for features of ", std::max(g.in, g.out), "; split it.");
   Plan plan;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));
-  // The panel regime keeps what the stream regime needs, for products with operands that are not finite.
   plan.batch_block = block_width(std::min(p.batch, widest_block(p)));
-  plan.workspace_bytes = stream_workspace(p, plan.batch_block, element, capability);
   if (is_panel) {
     plan.regime = Regime::kPanel;
-    plan.panel_rows = panel_rows(g, element);
-    plan.workspace_bytes = std::max(plan.workspace_bytes, panel_workspace(p, plan.panel_rows, element));
+    plan.panel_rows = panel_rows(g, accumulator_bytes(p.dtype));
     plan.reason = requested == Regime::kPanel ? "asked for" : "dense enough for decoded panels and the vendor's product";
   } else {
     plan.regime = Regime::kStream;
     plan.reason = requested == Regime::kStream ? "asked for" : "every connection is read once a batch block";
   }
+  plan.workspace_bytes = workspace_bytes(p, plan, capability.threads);
   return plan;
 }
 

@@ -4,10 +4,12 @@
 #include <map>
 
 #include "snack/core/error.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::reference {
 
 RewireResult rewire(const RewireArgs& args) {
+  check(args);
   const Geometry& g = args.pattern.geometry;
   std::vector<SlotKey> keys(g.nnz);
   decode_keys(args.pattern, 0, g.nnz, keys.data());

@@ -8,6 +8,7 @@
 #include "element.hpp"
 #include "snack/core/error.hpp"
 #include "snack/core/random.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::reference {
 namespace {
@@ -33,6 +34,7 @@ void check_room(const Geometry& g, size_t live, int64_t k) {
 }  // namespace
 
 std::vector<int64_t> select_smallest(const SelectArgs& args) {
+  check(args);
   return with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
     std::vector<std::tuple<bool, double, int64_t>> scored;  // NaN after everything, then |value|, then slot
@@ -54,6 +56,7 @@ std::vector<int64_t> select_smallest(const SelectArgs& args) {
 }
 
 Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) {
+  check(empty, "grow_uniform");
   const Geometry& g = empty.pattern.geometry;
   std::set<SlotKey> taken = live_keys(empty);
   check_room(g, taken.size(), k);
@@ -69,6 +72,7 @@ Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) {
 }
 
 Positions grow_gradient(const GrowGradientArgs& args) {
+  check(args);
   const Geometry& g = args.empty.pattern.geometry;
   const std::set<SlotKey> live = live_keys(args.empty);
   check_room(g, live.size(), args.k);

@@ -3,10 +3,12 @@
 #include <vector>
 
 #include "element.hpp"
+#include "snack/kernels/check.hpp"
 
 namespace snack::reference {
 
 void spmm(const SpmmArgs& args) {
+  check(args);
   const Geometry& g = args.pattern.geometry;
   std::vector<int32_t> rows(g.nnz), cols(g.nnz);
   unpack(args.pattern, rows.data(), cols.data(), serial());

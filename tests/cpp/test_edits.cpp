@@ -1,4 +1,4 @@
-// Topology edits: the CPU backend against the reference, and refusals that change nothing.
+// Rules that choose connections: the CPU backend against the reference. (rewire: test_rewire.cpp)
 #include <gtest/gtest.h>
 
 #include "problem.hpp"
@@ -66,12 +66,6 @@ TEST(Edits, EqualTheReference) {
       const Positions grown_ref = reference::grow_uniform(empty, k, 99);
       EXPECT_EQ(grown.rows, grown_ref.rows);
       EXPECT_EQ(grown.cols, grown_ref.cols);
-
-      const RewireArgs args{pattern.view(), drop.data(), k, grown.rows.data(), grown.cols.data(), k};
-      const RewireResult result = cpu::rewire(args, threads(3)), result_ref = reference::rewire(args);
-      EXPECT_TRUE(equal(result.pattern, result_ref.pattern));
-      EXPECT_EQ(result.source, result_ref.source);
-      EXPECT_EQ(result.pattern.geometry.nnz, nnz);
     }
   }
 }
@@ -91,34 +85,6 @@ TEST(GrowGradient, EqualsTheReferenceWithTies) {
     EXPECT_EQ(grown.rows, expected.rows);
     EXPECT_EQ(grown.cols, expected.cols);
   }
-}
-
-TEST(Rewire, ChangesNnzInBothDirections) {
-  const HostPattern pattern = cpu::sample(64, 1024, 40, 1, serial());  // narrow
-  std::vector<int64_t> drop(20);
-  for (int64_t i = 0; i < 20; ++i) drop[size_t(i)] = 2 * i;
-  const RewireArgs shrink{pattern.view(), drop.data(), 20, nullptr, nullptr, 0};
-  EXPECT_TRUE(equal(cpu::rewire(shrink, serial()).pattern, reference::rewire(shrink).pattern));  // becomes tall
-  const Positions grown = cpu::grow_uniform({pattern.view(), nullptr, 0}, 500, 3);
-  const RewireArgs grow{pattern.view(), nullptr, 0, grown.rows.data(), grown.cols.data(), 500};
-  EXPECT_TRUE(equal(cpu::rewire(grow, serial()).pattern, reference::rewire(grow).pattern));
-}
-
-TEST(Rewire, RefusesBadEdits) {
-  const HostPattern pattern = pattern_of({{0, 0}, {1, 1}, {2, 2}}, 3, 3);
-  const auto refuses = [&](std::vector<int64_t> drop, std::vector<int64_t> rows, std::vector<int64_t> cols) {
-    const RewireArgs args{pattern.view(), drop.data(), int64_t(drop.size()), rows.data(), cols.data(), int64_t(rows.size())};
-    EXPECT_THROW(cpu::rewire(args, serial()), Error);
-    EXPECT_THROW(reference::rewire(args), Error);
-  };
-  refuses({3}, {}, {});
-  refuses({-1}, {}, {});
-  refuses({1, 1}, {}, {});
-  refuses({}, {1}, {1});
-  refuses({}, {0, 0}, {1, 1});
-  refuses({0}, {0, 0}, {0, 0});
-  refuses({}, {3}, {0});
-  refuses({}, {0}, {-1});
 }
 
 TEST(Select, RefusesMoreThanThereAre) {

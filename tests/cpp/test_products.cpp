@@ -1,7 +1,7 @@
-// The CPU backend against the reference: shapes, batches, dtypes, layouts, regimes and thread counts.
+// A backend (SNACK_TEST_BACKEND: a header) against the reference: shapes, batches, dtypes, layouts, regimes and thread counts.
 #include <gtest/gtest.h>
 
-#include "problem.hpp"
+#include SNACK_TEST_BACKEND
 
 namespace snack::testing {
 namespace {
@@ -13,16 +13,8 @@ struct Case {
 const Case kCases[] = {
     {1, 1, 1, 1},       {3, 5, 7, 2},        {64, 1024, 5000, 1},  {65, 1025, 6000, 4},   {129, 2050, 9000, 16},
     {300, 784, 23000, 65}, {10, 3000, 40, 3}, {5000, 40, 60, 33},   {2000, 20000, 300, 5}, {70, 1030, 6000, 130},
-    {4, 9, 0, 3},       {0, 4, 0, 2},        {4, 0, 0, 2}, {6, 5, 9, 0},         {100, 100, 9900, 7}};
-
-template <class Args, class Kernel>
-void run(Operation operation, const Args& args, int64_t batch, Regime regime, int thread_count, Kernel kernel) {
-  CpuResources resources{threads(thread_count), plain_gemm(), nullptr};
-  const Plan plan = make_cpu_plan({operation, args.pattern.geometry, batch, args.dtype}, regime, {thread_count, true});
-  std::vector<uint8_t> workspace(size_t(plan.workspace_bytes) + 64);
-  resources.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
-  kernel(args, plan, resources);
-}
+    {4, 9, 0, 3},       {0, 4, 0, 2},        {4, 0, 0, 2}, {6, 5, 9, 0},         {100, 100, 9900, 7},
+    {1, 65537, 900, 3}, {1500, 3000, 300000, 5}, {20000, 900, 30000, 4}, {2100, 1030, 500000, 9}};
 
 class Products : public ::testing::TestWithParam<std::tuple<DType, Regime, int>> {};
 
@@ -37,21 +29,21 @@ TEST_P(Products, EqualTheReference) {
 
     Output y(c.batch * c.out, dtype), y_ref(c.batch * c.out, dtype);
     SpmmArgs spmm_args{pattern.view(), dtype, values.view.data, x.view, bias.view.data, y.data()};
-    run(Operation::kSpmm, spmm_args, c.batch, regime, thread_count, cpu::spmm);
+    backend::spmm(spmm_args, regime, thread_count);
     spmm_args.y = y_ref.data();
     reference::spmm(spmm_args);
     EXPECT_LE(relative_error(y.data(), y_ref.data(), dtype, c.batch * c.out), tolerance(dtype)) << "spmm";
 
     Output dx(c.batch * c.in, dtype), dx_ref(c.batch * c.in, dtype);
     SpmmTArgs spmm_t_args{pattern.view(), dtype, values.view.data, dy.view, dx.data()};
-    run(Operation::kSpmmT, spmm_t_args, c.batch, regime, thread_count, cpu::spmm_t);
+    backend::spmm_t(spmm_t_args, regime, thread_count);
     spmm_t_args.dx = dx_ref.data();
     reference::spmm_t(spmm_t_args);
     EXPECT_LE(relative_error(dx.data(), dx_ref.data(), dtype, c.batch * c.in), tolerance(dtype)) << "spmm_t";
 
     Output dv(nnz, dtype), dv_ref(nnz, dtype);
     SddmmArgs sddmm_args{pattern.view(), dtype, dy.view, x.view, dv.data()};
-    run(Operation::kSddmm, sddmm_args, c.batch, regime, thread_count, cpu::sddmm);
+    backend::sddmm(sddmm_args, regime, thread_count);
     sddmm_args.dvalues = dv_ref.data();
     reference::sddmm(sddmm_args);
     EXPECT_LE(relative_error(dv.data(), dv_ref.data(), dtype, nnz), tolerance(dtype)) << "sddmm";
@@ -60,23 +52,23 @@ TEST_P(Products, EqualTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Products,
-    ::testing::Combine(::testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64),
-                       ::testing::Values(Regime::kStream, Regime::kPanel), ::testing::Values(1, 3)),
+    ::testing::Combine(::testing::ValuesIn(backend::kDTypes), ::testing::ValuesIn(backend::kRegimes),
+                       ::testing::ValuesIn(backend::kThreadCounts)),
     [](const auto& info) {
       return std::string(name(std::get<0>(info.param))) + "_" + name(std::get<1>(info.param)) + "_" +
              std::to_string(std::get<2>(info.param)) + "threads";
     });
 
-TEST(Spmm, DoesNotDependOnTheNumberOfThreads) {
+TEST(Spmm, RepeatsBitForBitAtAnyNumberOfThreads) {
   std::mt19937_64 rng(3);
   for (const int64_t batch : {1, 5, 66}) {
     const HostPattern pattern = skewed_pattern(400, 2100, 90000, rng);
     const Dense values(1, pattern.geometry.nnz, DType::kFloat32, rng), x(batch, 2100, DType::kFloat32, rng);
     Output one(batch * 400, DType::kFloat32), many(batch * 400, DType::kFloat32);
     SpmmArgs args{pattern.view(), DType::kFloat32, values.view.data, x.view, nullptr, one.data()};
-    run(Operation::kSpmm, args, batch, Regime::kStream, 1, cpu::spmm);
+    backend::spmm(args, Regime::kStream, 1);
     args.y = many.data();
-    run(Operation::kSpmm, args, batch, Regime::kStream, 5, cpu::spmm);
+    backend::spmm(args, Regime::kStream, 5);
     EXPECT_EQ(one.bytes, many.bytes) << batch;
   }
 }
@@ -88,7 +80,7 @@ TEST(Spmm, StructuralZerosDoNotSpreadInfinity) {
   const float inf = INFINITY, x[] = {inf, inf, 1, 1, 1, 1};
   float y[2];
   SpmmArgs args{pattern.view(), DType::kFloat32, values, {x, DType::kFloat32, 1, 6, 6, 1}, nullptr, y};
-  run(Operation::kSpmm, args, 1, Regime::kStream, 1, cpu::spmm);
+  backend::spmm(args, Regime::kStream, 1);
   EXPECT_EQ(y[0], inf);
   EXPECT_EQ(y[1], 4.0f);
 }

@@ -20,5 +20,9 @@ void sddmm(const SddmmArgs& args);
 namespace cpu {
 void sddmm(const SddmmArgs& args, const Plan& plan, const CpuResources& resources);
 }
+namespace cuda {
+/// Every pointer of `args` is device memory. float32, float16, bfloat16.
+void sddmm(const SddmmArgs& args, const Plan& plan, const Resources& resources);
+}
 
 }  // namespace snack

@@ -1,4 +1,5 @@
-// Rules that choose connections: which slots to drop, which positions to grow, which to start from.
+// Rules that choose connections: which slots to drop, which positions to grow, which to start from. On host memory.
+// They throw Error on null pointers, negative numbers, slots out of range, and when there are fewer than k to choose from.
 #pragma once
 
 #include <vector>

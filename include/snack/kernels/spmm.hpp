@@ -19,11 +19,14 @@ struct SpmmArgs {
   void* y = nullptr;
 };
 
-/// What the caller lends to a CPU kernel: threads, the dense product, scratch of plan.workspace_bytes (64-byte aligned).
+/// What the caller lends to a CPU kernel for the duration of the call: threads, the dense product (only the panel regime
+/// needs it) and scratch, 64-byte aligned, of at least Plan::workspace_bytes and not shared with another call that runs at
+/// the same time.
 struct CpuResources {
   ParallelFor parallel;
   Gemm gemm;
   void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
 
 namespace reference {
@@ -31,6 +34,10 @@ void spmm(const SpmmArgs& args);
 }
 namespace cpu {
 void spmm(const SpmmArgs& args, const Plan& plan, const CpuResources& resources);
+}
+namespace cuda {
+/// Every pointer of `args` is device memory. float32, float16, bfloat16.
+void spmm(const SpmmArgs& args, const Plan& plan, const Resources& resources);
 }
 
 }  // namespace snack

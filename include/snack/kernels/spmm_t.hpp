@@ -22,5 +22,9 @@ void spmm_t(const SpmmTArgs& args);
 namespace cpu {
 void spmm_t(const SpmmTArgs& args, const Plan& plan, const CpuResources& resources);
 }
+namespace cuda {
+/// Every pointer of `args` is device memory. float32, float16, bfloat16.
+void spmm_t(const SpmmTArgs& args, const Plan& plan, const Resources& resources);
+}
 
 }  // namespace snack

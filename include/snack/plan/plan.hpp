@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "snack/core/cuda.hpp"
 #include "snack/core/types.hpp"
 #include "snack/formats/pattern.hpp"
 
@@ -26,14 +27,19 @@ struct Plan {
   Regime regime = Regime::kStream;
   int64_t batch_block = 0;      // stream: columns of the batch handled in one pass over the pattern
   int64_t panel_rows = 0;       // panel: rows of W decoded at a time
-  int64_t workspace_bytes = 0;  // scratch the caller provides for the duration of the call
+  int64_t batch_chunk = 0;      // CUDA: columns of the batch that share one launch and the workspace
+  int64_t strips = 0;           // CUDA stream: strips of tiles that one thread block takes at a time
+  int64_t splits = 1;           // CUDA stream: parts of a sum that different thread blocks make, added in a fixed order
+  int threads = 0;              // CUDA: threads of a block
+  int64_t workspace_bytes = 0;  // scratch the caller provides for the duration of the call; aligned to 64 bytes, CUDA: 256
   double floor_bytes = 0;       // bytes of the format that must move once: nnz * (value + index)
+  const char* kernel = "";      // CUDA: name of the kernel that is launched
   const char* reason = "";      // one clause for people
 
   bool operator==(const Plan&) const = default;
 };
 
-/// What the CPU backend may use.
+/// What the CPU backend may use: `threads` of the runner and whether a gemm comes with it. The kernel is lent the same.
 struct CpuCapability {
   int threads = 1;
   bool has_gemm = false;
@@ -41,6 +47,9 @@ struct CpuCapability {
 
 /// Throws Error when `requested` cannot serve the problem; the text names the reason and the nearest regime that can.
 Plan make_cpu_plan(const Problem& problem, Regime requested, const CpuCapability& capability);
+
+/// The same for a card. Pure: needs no GPU.
+Plan make_cuda_plan(const Problem& problem, Regime requested, const CudaCapability& capability);
 
 /// One line: regime, block sizes, workspace, bytes, reason.
 std::string to_string(const Plan& plan);

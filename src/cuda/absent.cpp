@@ -1,0 +1,28 @@
+// Stands for the CUDA backend in a library that was built without it: the same functions, and one sentence.
+#include "snack/core/cuda.hpp"
+#include "snack/core/error.hpp"
+#include "snack/kernels/rewire.hpp"
+#include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/spmm_t.hpp"
+
+namespace snack::cuda {
+namespace {
+
+[[noreturn]] void refuse(const char* what) {
+  fail(what, ": this library was built without CUDA; build it with nvcc and -DSNACK_CUDA=ON, or use the CPU.");
+}
+
+}  // namespace
+
+int device_count() { return 0; }
+int current_device() { refuse("current_device"); }
+const char* architectures() { return ""; }
+const CudaCapability& capability(int) { refuse("capability"); }
+int64_t rewire_workspace(const Geometry&, int64_t, int64_t) { refuse("rewire_workspace"); }
+
+void spmm(const SpmmArgs&, const Plan&, const Resources&) { refuse("spmm"); }
+void spmm_t(const SpmmTArgs&, const Plan&, const Resources&) { refuse("spmm_t"); }
+void sddmm(const SddmmArgs&, const Plan&, const Resources&) { refuse("sddmm"); }
+void rewire(const RewireArgs&, const RewireOutput&, const Resources&) { refuse("rewire"); }
+
+}  // namespace snack::cuda

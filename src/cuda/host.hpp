@@ -1,0 +1,20 @@
+// The host path that the products share: a plan that belongs to the problem, and the workspace it names.
+#pragma once
+
+#include "launch.hpp"
+#include "snack/kernels/check.hpp"
+#include "snack/plan/plan.hpp"
+
+namespace snack::cuda {
+
+/// Throws Error unless `plan` is what make_cuda_plan gives for this problem on the current device, and the workspace holds it.
+inline void check(const Problem& problem, const Plan& plan, const Resources& resources) {
+  const char* operation = name(problem.operation);
+  Plan expected = make_cuda_plan(problem, plan.regime, capability(current_device()));
+  expected.reason = plan.reason;
+  SNACK_CHECK(plan == expected, operation, ": the plan is of another problem, dtype or device; make it with "
+              "make_cuda_plan(problem, regime, cuda::capability(device)).");
+  check_workspace(operation, resources.workspace, resources.workspace_bytes, plan.workspace_bytes, 256);
+}
+
+}  // namespace snack::cuda

@@ -1,0 +1,70 @@
+#include "snack/kernels/spmm.hpp"
+
+#include "../coo.cuh"
+#include "../host.hpp"
+#include "stream.cuh"
+
+namespace snack::cuda {
+namespace {
+
+template <class T, int W>
+void stream(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  const int64_t batch = args.x.rows;
+  SpmmStream<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.values = static_cast<const T*>(args.values);
+  a.x = Strided<T>(args.x);
+  a.bias = static_cast<const T*>(args.bias);
+  a.y = static_cast<T*>(args.y);
+  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
+  a.out = g.out, a.in = g.in, a.nnz = g.nnz;
+  a.strips = g.strips(), a.panels = g.panels();
+  a.strips_a_block = int(plan.strips);
+  a.runs = uint32_t(ceil_div(a.strips, plan.strips));
+  a.splits = uint32_t(plan.splits);
+  a.panels_a_block = ceil_div(std::max<int64_t>(1, a.panels), plan.splits);
+  a.aligned = is_aligned_16(a.index) && is_aligned_16(a.values);
+  for (a.b0 = 0; a.b0 < batch; a.b0 += plan.batch_chunk) {
+    a.batch = std::min(plan.batch_chunk, batch - a.b0);
+    launch<spmm_stream<T, W>>("spmm", int64_t{a.runs} * a.splits * ceil_div(a.batch, W), plan.threads,
+                              spmm_shared(plan.strips, W, plan.threads), resources.stream, a);
+    if (a.partials != nullptr)
+      finish("spmm", a.partials, a.splits, a.batch, a.out, args.bias, args.dtype, a.y + a.b0 * a.out, resources.stream);
+  }
+}
+
+template <class T>
+void fixed(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  FixedProduct<T> a{};
+  a.index = args.pattern.index;
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.values = static_cast<const T*>(args.values);
+  a.operand = Strided<T>(args.x);
+  a.features_in = g.in, a.features_out = g.out, a.nnz = g.nnz;
+  a.strips = g.strips(), a.tiles = g.tiles(), a.pieces = plan.splits;
+  fixed_product<T, false>("spmm", a, args.x.rows, static_cast<const T*>(args.bias), static_cast<T*>(args.y), plan, resources);
+}
+
+}  // namespace
+
+void spmm(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  snack::check(args);
+  const Geometry& g = args.pattern.geometry;
+  if (args.x.rows == 0 || g.out == 0) return;
+  check({Operation::kSpmm, g, args.x.rows, args.dtype}, plan, resources);
+  with_device_type("spmm", args.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (plan.regime == Regime::kCoo)
+      coo_product<T, false>("spmm", args.pattern, static_cast<const T*>(args.values), args.x, static_cast<const T*>(args.bias),
+                            static_cast<T*>(args.y), g.out, plan, resources);
+    else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
+    else if (plan.batch_block == 1) stream<T, 1>(args, plan, resources);
+    else if (plan.batch_block == 4) stream<T, 4>(args, plan, resources);
+    else stream<T, 8>(args, plan, resources);
+  });
+}
+
+}  // namespace snack::cuda

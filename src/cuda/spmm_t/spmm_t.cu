@@ -1,0 +1,71 @@
+#include "snack/kernels/spmm_t.hpp"
+
+#include "../coo.cuh"
+#include "../host.hpp"
+#include "stream.cuh"
+
+namespace snack::cuda {
+namespace {
+
+template <class T, int W, int kChunks>
+void stream_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  const int64_t batch = args.dy.rows;
+  SpmmTStream<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.values = static_cast<const T*>(args.values);
+  a.dy = Strided<T>(args.dy);
+  a.dx = static_cast<T*>(args.dx);
+  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
+  a.out = g.out, a.in = g.in;
+  a.strips = g.strips(), a.strips_a_split = plan.strips;
+  a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
+  for (a.b0 = 0; a.b0 < batch; a.b0 += plan.batch_chunk) {
+    a.batch = std::min(plan.batch_chunk, batch - a.b0);
+    launch<spmm_t_stream<T, W, kChunks>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, W), plan.threads, spmm_t_shared(W, plan.threads),
+                                resources.stream, a);
+    if (a.partials != nullptr)
+      finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
+  }
+}
+
+template <class T, int W>
+void stream(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  const bool has_long_rows = g.nnz >= kLongSegment * g.panels() * g.out;
+  has_long_rows ? stream_of<T, W, 4>(args, plan, resources) : stream_of<T, W, 1>(args, plan, resources);
+}
+
+template <class T>
+void fixed(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  FixedProduct<T> a{};
+  a.index = args.pattern.index;
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.values = static_cast<const T*>(args.values);
+  a.operand = Strided<T>(args.dy);
+  a.features_in = g.out, a.features_out = g.in, a.nnz = g.nnz;
+  a.strips = g.strips(), a.tiles = g.tiles(), a.pieces = plan.splits;
+  fixed_product<T, true>("spmm_t", a, args.dy.rows, static_cast<const T*>(nullptr), static_cast<T*>(args.dx), plan, resources);
+}
+
+}  // namespace
+
+void spmm_t(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  snack::check(args);
+  const Geometry& g = args.pattern.geometry;
+  if (args.dy.rows == 0 || g.in == 0) return;
+  check({Operation::kSpmmT, g, args.dy.rows, args.dtype}, plan, resources);
+  with_device_type("spmm_t", args.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (plan.regime == Regime::kCoo)
+      coo_product<T, true>("spmm_t", args.pattern, static_cast<const T*>(args.values), args.dy, static_cast<const T*>(nullptr),
+                           static_cast<T*>(args.dx), g.in, plan, resources);
+    else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
+    else if (plan.batch_block == 1) stream<T, 1>(args, plan, resources);
+    else stream<T, 4>(args, plan, resources);
+  });
+}
+
+}  // namespace snack::cuda

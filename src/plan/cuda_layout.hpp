@@ -1,0 +1,45 @@
+// Sizes that the CUDA plan and the CUDA kernels must agree on.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "snack/formats/pattern.hpp"
+
+namespace snack::cuda {
+
+inline constexpr int kStripRows = 64;         // rows of a narrow tile
+inline constexpr int kPanelCols = 1024;       // columns of a tile
+inline constexpr int64_t kWorkspaceBytes = 32 << 20;  // partial sums are kept below this where a smaller batch chunk allows it
+inline constexpr int kMaxStrips = 8;          // spmm, sddmm: strips a block may take at a time
+inline constexpr int kStagedStrips = 16;      // spmm_t: strips whose dy lies in shared memory at a time
+inline constexpr int kThreads = 256;
+
+inline constexpr int kLongSegment = 24;       // spmm_t: mean slots of a row in a tile from which on rows are added four chunks at a time
+
+// Blocks of kThreads that a multiprocessor is to hold at once: the kernels' registers are limited to that.
+constexpr int spmm_resident(int64_t width) { return width == 1 ? 6 : width == 4 ? 4 : 3; }
+constexpr int sddmm_resident(int64_t width) { return width == 1 ? 5 : width == 4 ? 4 : 2; }
+
+constexpr int64_t aligned_256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// Batch columns that one pass over the pattern serves.
+constexpr int stream_width(int64_t batch, int widest) { return batch <= 1 ? 1 : batch <= 4 || widest == 4 ? 4 : 8; }
+
+// Shared memory of the stream kernels, bytes.
+constexpr int64_t spmm_shared(int64_t strips, int64_t width, int threads) {
+  return 4 * width * (kPanelCols + strips * kStripRows + threads / 32);
+}
+constexpr int64_t spmm_t_shared(int64_t width, int threads) {
+  return 4 * width * (int64_t{kStagedStrips} * kStripRows + int64_t{threads} / 32 * kPanelCols);
+}
+constexpr int64_t sddmm_shared(int64_t strips, int64_t width) { return 4 * width * (kPanelCols + strips * kStripRows); }
+
+// The fixed-point sums of tall patterns: a header of maxima (one float for the values, one a batch column), then one int64
+// and one float an output. `capacity` is the number of batch columns that share the workspace.
+constexpr int64_t fixed_header(int64_t capacity) { return aligned_256(4 * (1 + capacity)); }
+constexpr int64_t fixed_workspace(int64_t capacity, int64_t features) {
+  return fixed_header(capacity) + aligned_256(8 * capacity * features) + aligned_256(4 * capacity * features);
+}
+
+}  // namespace snack::cuda

@@ -1,0 +1,28 @@
+// The CPU backend behind the interface that test_products.cpp is written against.
+#pragma once
+
+#include "problem.hpp"
+#include "snack/kernels/rewire.hpp"
+
+namespace snack::testing::backend {
+
+inline const std::vector<DType> kDTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
+inline const std::vector<Regime> kRegimes = {Regime::kStream, Regime::kPanel};
+inline const std::vector<int> kThreadCounts = {1, 3};
+
+template <class Args, class Kernel>
+void run(Operation operation, const Args& args, int64_t batch, Regime regime, int thread_count, Kernel kernel) {
+  CpuResources resources{threads(thread_count), plain_gemm(), nullptr};
+  const Plan plan = make_cpu_plan({operation, args.pattern.geometry, batch, args.dtype}, regime, {thread_count, true});
+  std::vector<uint8_t> workspace(size_t(plan.workspace_bytes) + 64);
+  resources.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
+  resources.workspace_bytes = plan.workspace_bytes;
+  kernel(args, plan, resources);
+}
+
+inline void spmm(const SpmmArgs& args, Regime regime, int thread_count) { run(Operation::kSpmm, args, args.x.rows, regime, thread_count, cpu::spmm); }
+inline void spmm_t(const SpmmTArgs& args, Regime regime, int thread_count) { run(Operation::kSpmmT, args, args.dy.rows, regime, thread_count, cpu::spmm_t); }
+inline void sddmm(const SddmmArgs& args, Regime regime, int thread_count) { run(Operation::kSddmm, args, args.x.rows, regime, thread_count, cpu::sddmm); }
+inline RewireResult rewire(const RewireArgs& args) { return cpu::rewire(args, threads(3)); }
+
+}  // namespace snack::testing::backend

@@ -1,0 +1,159 @@
+// The CUDA backend behind the interface that the backend tests are written against: operands go to the card with the
+// alignment they have on the host, the output (poisoned) comes back.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "problem.hpp"
+#include "snack/core/cuda.hpp"
+#include "snack/core/error.hpp"
+#include "snack/kernels/rewire.hpp"
+
+namespace snack::testing::backend {
+
+inline const std::vector<DType> kDTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+inline const std::vector<Regime> kRegimes = {Regime::kStream, Regime::kCoo};
+inline const std::vector<int> kThreadCounts = {1};  // means nothing on a card
+
+inline void check(cudaError_t status) { SNACK_CHECK(status == cudaSuccess, "CUDA: ", cudaGetErrorString(status)); }
+
+/// Device memory of a test, exactly as long as it needs to be, so that a sanitizer sees every access beyond it.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(int64_t bytes, int64_t offset = 0) {
+    check(cudaMalloc(&base_, size_t(bytes + offset + (bytes + offset == 0))));
+    data_ = static_cast<char*>(base_) + offset;
+  }
+  static Memory copy_of(const void* host, int64_t bytes, int64_t offset = 0) {
+    Memory m(bytes, offset);
+    if (bytes > 0) check(cudaMemcpy(m.data_, host, size_t(bytes), cudaMemcpyHostToDevice));
+    return m;
+  }
+  Memory(Memory&& other) noexcept : base_(std::exchange(other.base_, nullptr)), data_(std::exchange(other.data_, nullptr)) {}
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Memory() { cudaFree(base_); }
+  void to(void* host, int64_t bytes) const {
+    if (bytes > 0) check(cudaMemcpy(host, data_, size_t(bytes), cudaMemcpyDeviceToHost));
+  }
+  char* data() const { return data_; }
+
+ private:
+  void* base_ = nullptr;
+  char* data_ = nullptr;
+};
+
+inline int64_t misalignment(const void* p) { return int64_t(reinterpret_cast<uintptr_t>(p) % 16); }
+
+class DevicePatternCopy {
+ public:
+  explicit DevicePatternCopy(const PatternView& p)
+      : index_(Memory::copy_of(p.index, p.geometry.nnz * index_bytes(p.geometry.packing))),
+        pointers_(Memory::copy_of(p.tile_ptr, (p.geometry.tiles() + 1) * 8)),
+        view_{p.geometry, index_.data(), reinterpret_cast<const int64_t*>(pointers_.data())} {}
+  const PatternView& view() const { return view_; }
+
+ private:
+  Memory index_, pointers_;
+  PatternView view_;
+};
+
+/// A host matrix's memory on the card; strides as on the host, none of them negative.
+class DeviceMatrix {
+ public:
+  explicit DeviceMatrix(const MatrixView& m) : view_(m) {
+    const int64_t elements = m.rows == 0 || m.cols == 0 ? 0 : (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + 1;
+    memory_ = Memory::copy_of(m.data, elements * size_of(m.dtype), misalignment(m.data));
+    view_.data = memory_.data();
+  }
+  const MatrixView& view() const { return view_; }
+
+ private:
+  Memory memory_;
+  MatrixView view_;
+};
+
+template <class Args, class Kernel>
+void run(Operation operation, Args args, int64_t batch, Regime regime, void* Args::*output, int64_t output_elements, Kernel kernel) {
+  const int64_t bytes = output_elements * size_of(args.dtype);
+  void* host = args.*output;
+  const Memory result = Memory::copy_of(host, bytes, misalignment(host) / size_of(args.dtype) * size_of(args.dtype));
+  args.*output = result.data();
+  const Plan plan = make_cuda_plan({operation, args.pattern.geometry, batch, args.dtype}, regime, cuda::capability(cuda::current_device()));
+  const Memory workspace(plan.workspace_bytes);
+  check(cudaMemset(workspace.data(), 0xff, size_t(plan.workspace_bytes)));
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream));
+  kernel(args, plan, cuda::Resources{stream, workspace.data(), plan.workspace_bytes});
+  check(cudaStreamSynchronize(stream));
+  check(cudaStreamDestroy(stream));
+  result.to(host, bytes);
+}
+
+inline void spmm(SpmmArgs args, Regime regime, int) {
+  const Geometry& g = args.pattern.geometry;
+  const int64_t element = size_of(args.dtype);
+  const DevicePatternCopy pattern(args.pattern);
+  const Memory values = Memory::copy_of(args.values, g.nnz * element, misalignment(args.values));
+  const Memory bias = Memory::copy_of(args.bias, args.bias == nullptr ? 0 : g.out * element);
+  const DeviceMatrix x(args.x);
+  args.pattern = pattern.view(), args.values = values.data(), args.x = x.view();
+  if (args.bias != nullptr) args.bias = bias.data();
+  run(Operation::kSpmm, args, args.x.rows, regime, &SpmmArgs::y, args.x.rows * g.out, cuda::spmm);
+}
+
+inline void spmm_t(SpmmTArgs args, Regime regime, int) {
+  const Geometry& g = args.pattern.geometry;
+  const DevicePatternCopy pattern(args.pattern);
+  const Memory values = Memory::copy_of(args.values, g.nnz * size_of(args.dtype), misalignment(args.values));
+  const DeviceMatrix dy(args.dy);
+  args.pattern = pattern.view(), args.values = values.data(), args.dy = dy.view();
+  run(Operation::kSpmmT, args, args.dy.rows, regime, &SpmmTArgs::dx, args.dy.rows * g.in, cuda::spmm_t);
+}
+
+inline void sddmm(SddmmArgs args, Regime regime, int) {
+  const Geometry& g = args.pattern.geometry;
+  const DevicePatternCopy pattern(args.pattern);
+  const DeviceMatrix dy(args.dy), x(args.x);
+  args.pattern = pattern.view(), args.dy = dy.view(), args.x = x.view();
+  run(Operation::kSddmm, args, args.x.rows, regime, &SddmmArgs::dvalues, g.nnz, cuda::sddmm);
+}
+
+/// Throws the sentence of a refused edit, as the other backends do.
+inline RewireResult rewire(RewireArgs args) {
+  const Geometry before = args.pattern.geometry, after = make_geometry(before.out, before.in, before.nnz - args.drops + args.grows);
+  const DevicePatternCopy pattern(args.pattern);
+  const Memory drop = Memory::copy_of(args.drop, args.drops * 8), rows = Memory::copy_of(args.grow_rows, args.grows * 8),
+               cols = Memory::copy_of(args.grow_cols, args.grows * 8);
+  args.pattern = pattern.view();
+  args.drop = reinterpret_cast<const int64_t*>(drop.data());
+  args.grow_rows = reinterpret_cast<const int64_t*>(rows.data()), args.grow_cols = reinterpret_cast<const int64_t*>(cols.data());
+
+  RewireResult result;
+  result.pattern.geometry = after;
+  result.pattern.index.resize(size_t(after.nnz * index_bytes(after.packing)));
+  result.pattern.tile_ptr.resize(size_t(after.tiles() + 1));
+  result.source.resize(size_t(after.nnz));
+  const int64_t bytes = cuda::rewire_workspace(before, args.drops, args.grows);
+  const Memory index(int64_t(result.pattern.index.size())), pointers((after.tiles() + 1) * 8), source(after.nnz * 8), status(sizeof(cuda::RewireStatus)),
+      workspace(bytes);
+  cuda::rewire(args, {after, index.data(), reinterpret_cast<int64_t*>(pointers.data()), reinterpret_cast<int64_t*>(source.data()),
+                      reinterpret_cast<cuda::RewireStatus*>(status.data())}, {nullptr, workspace.data(), bytes});
+  check(cudaDeviceSynchronize());
+  cuda::RewireStatus said;
+  status.to(&said, sizeof(said));
+  const std::string sentence = cuda::describe(said, before);
+  SNACK_CHECK(sentence.empty(), sentence);
+  index.to(result.pattern.index.data(), int64_t(result.pattern.index.size()));
+  pointers.to(result.pattern.tile_ptr.data(), (after.tiles() + 1) * 8);
+  source.to(result.source.data(), after.nnz * 8);
+  return result;
+}
+
+}  // namespace snack::testing::backend
