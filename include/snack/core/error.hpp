@@ -6,6 +6,7 @@
 
 namespace snack {
 
+/// What every refused call throws, before it writes anything. Running out of memory is std::bad_alloc instead.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

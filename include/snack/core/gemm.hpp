@@ -1,4 +1,5 @@
-// The dense product is injected: torch supplies its own, a C++ caller any BLAS.
+// The dense product is injected: torch supplies its own, a C++ caller any BLAS, or snack::default_gemm()
+// (snack/defaults/gemm.hpp).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,8 @@ struct GemmArgs {
   bool accumulate = false;
 };
 
+/// `run` is called on the thread that called the kernel and may use threads of its own; what it throws reaches the caller.
+/// `context` is its own and must live as long as it is used.
 struct Gemm {
   void* context = nullptr;
   void (*run)(void* context, const GemmArgs& args) = nullptr;

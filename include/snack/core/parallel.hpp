@@ -1,4 +1,5 @@
-// Threads are injected: the caller supplies a runner, this library never starts a thread of its own.
+// Threads are injected: the caller supplies a runner, kernels never start a thread of their own. A program that has none to
+// lend takes snack::default_threads() (snack/defaults/threads.hpp).
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,10 @@
 
 namespace snack {
 
-/// Runs task(task_context, begin, end) over [0, count), split as the runner likes; returns when all is done.
+/// Runs task(task_context, begin, end) over [0, count), split as the runner likes; returns when all is done, with everything
+/// the tasks wrote visible to the caller. Tasks do not throw and do not wait for each other, so that any order will do, and
+/// one thread too. `context` is the runner's own and must live as long as the runner is used. A runner may be called from
+/// several threads at once if it says so itself.
 struct ParallelFor {
   using Task = void (*)(void* task_context, int64_t begin, int64_t end);
   void* context = nullptr;

@@ -114,4 +114,10 @@ struct MatrixView {
   int64_t row_stride = 0, col_stride = 1;
 };
 
+/// The view of a contiguous (rows, cols) array of float, double, Half or BFloat16.
+template <class T>
+MatrixView matrix(const T* data, int64_t rows, int64_t cols) {
+  return {data, ElementTraits<T>::dtype, rows, cols, cols, 1};
+}
+
 }  // namespace snack

@@ -45,7 +45,8 @@ struct Geometry {
 /// The packing is a function of shape and nnz alone. Throws Error on extents outside [0, 2^31) or nnz > out * in.
 Geometry make_geometry(int64_t out, int64_t in, int64_t nnz);
 
-/// Non-owning view of a packed pattern; valid while the arrays live.
+/// Non-owning view of a packed pattern; valid while the arrays live. Host or device memory, as the function says that takes
+/// it. Nothing checks the contents: they must come from `encode`, `sample` or `rewire`, and may be read by many threads.
 struct PatternView {
   Geometry geometry;
   const void* index = nullptr;        // nnz words
@@ -74,9 +75,9 @@ constexpr int64_t key_col(SlotKey key) {
 void encode(const SlotKey* keys, const Geometry& geometry, void* index, int64_t* tile_ptr, const ParallelFor& runner);
 HostPattern encode(const std::vector<SlotKey>& keys, const Geometry& geometry, const ParallelFor& runner = serial());
 
-/// Keys of slots [begin, end).
+/// Keys of slots [begin, end), which must lie in 0 .. nnz.
 void decode_keys(const PatternView& pattern, int64_t begin, int64_t end, SlotKey* keys);
-/// Row and column of every slot; both arrays have nnz entries.
+/// Row and column of every slot; both arrays have room for nnz entries.
 void unpack(const PatternView& pattern, int32_t* rows, int32_t* cols, const ParallelFor& runner);
 
 /// Sorts a COO list into slot order: `keys` and `order` (slot -> position in the list), equal keys in list order.
@@ -87,7 +88,7 @@ struct SortedCoo {
 };
 SortedCoo sort_coo(const int64_t* rows, const int64_t* cols, int64_t count, int64_t out, int64_t in);
 
-/// The slot of the position `key`, or -1 if it is empty.
+/// The slot of the position `key`, which must lie in the shape, or -1 if it is empty.
 int64_t find_slot(const PatternView& pattern, SlotKey key);
 
 }  // namespace snack
