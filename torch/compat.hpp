@@ -6,6 +6,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <sstream>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -15,8 +17,25 @@
 
 namespace snack::torch_face {
 
+using torch::headeronly::DeviceType;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+/// The device as PyTorch prints it: "cpu", "cuda:1".
+inline std::string device_name(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
+}
+
+inline bool on_one_device(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() ? b.is_cpu() : !b.is_cpu() && a.device() == b.device();
+}
+
+/// Every operand is where the pattern is: its device decides, whichever is current.
+inline void check_device(const char* operation, const char* what, const Tensor& t, const Tensor& index) {
+  SNACK_CHECK(on_one_device(t, index), operation, ": ", what, " and the pattern are on different devices, ", device_name(t), " and ",
+              device_name(index), "; move one of them.");
+}
 
 inline DType dtype_of(const Tensor& t, const char* operation, const char* what) {
   switch (t.scalar_type()) {
@@ -43,6 +62,7 @@ inline PatternView pattern_view(const char* operation, const Tensor& index, cons
                   tile_ptr.numel() == g.tiles() + 1,
               operation, ": tile_ptr has ", tile_ptr.numel(), " entries, a pattern of this shape needs ", g.tiles() + 1,
               " int64 entries. Use snack.Pattern.");
+  check_device(operation, "tile_ptr", tile_ptr, index);
   const auto* pointers = static_cast<const int64_t*>(tile_ptr.data_ptr());
   SNACK_CHECK(!tile_ptr.is_cpu() || (pointers[0] == 0 && pointers[g.tiles()] == g.nnz), operation, ": tile_ptr does not run from 0 to ",
               g.nnz, ", the number of connections. Use snack.Pattern.");
@@ -62,7 +82,37 @@ inline ParallelFor torch_parallel() {
 Gemm torch_gemm();
 
 inline Tensor empty_cpu(std::vector<int64_t> sizes, ScalarType dtype) {
-  return torch::stable::empty(sizes, dtype, std::nullopt, torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  return torch::stable::empty(sizes, dtype, std::nullopt, torch::stable::Device(DeviceType::CPU));
 }
+
+/// Memory of torch's allocator beside `like`, of its dtype unless another is named.
+inline Tensor allocate(const char* operation, const Tensor& like, const std::vector<int64_t>& sizes,
+                       std::optional<ScalarType> dtype = std::nullopt) {
+  try {
+    return torch::stable::new_empty(like, sizes, dtype);
+  } catch (const std::exception&) {  // torch has told its own story on stderr; its exception says no more than that it failed
+    std::ostringstream shape;
+    for (size_t i = 0; i < sizes.size(); ++i) shape << (i ? ", " : "") << sizes[i];
+    fail(operation, ": out of memory: a tensor of shape (", shape.str(), ") does not fit on ", device_name(like),
+         "; free memory there or use a smaller batch.");
+  }
+}
+
+/// Scratch of a call on the device of `like`, aligned to `alignment` bytes. Nothing is allocated where nothing is needed.
+class Workspace {
+ public:
+  Workspace(const char* operation, const Tensor& like, int64_t bytes, int64_t alignment) : alignment_(alignment) {
+    if (bytes > 0) tensor_ = allocate(operation, like, {bytes + alignment}, ScalarType::Byte);
+  }
+  void* data() const {
+    if (!tensor_) return nullptr;
+    const auto address = reinterpret_cast<uintptr_t>(tensor_->data_ptr());
+    return reinterpret_cast<void*>((address + alignment_ - 1) / alignment_ * alignment_);
+  }
+
+ private:
+  int64_t alignment_;
+  std::optional<Tensor> tensor_;
+};
 
 }  // namespace snack::torch_face

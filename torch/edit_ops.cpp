@@ -61,12 +61,23 @@ std::tuple<bool, int64_t> geometry(int64_t out, int64_t in, int64_t nnz) {
   return {g.packing == Packing::kNarrow, g.tiles()};
 }
 
-std::string explain(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
+Problem problem_of(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
   SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmm) && regime >= 0 && regime <= int64_t(Regime::kPanel) && batch >= 0,
               "explain: operation ", operation, ", regime ", regime, " or batch ", batch, " does not exist.");
   const DType type = dtype_of(empty_cpu({0}, dtype), "explain", "dtype");
-  const Problem problem{Operation(operation), make_geometry(out, in, nnz), batch, type};
+  return {Operation(operation), make_geometry(out, in, nnz), batch, type};
+}
+
+std::string explain(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
+  const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
   return to_string(make_cpu_plan(problem, Regime(regime), {torch_parallel().threads, true}));
+}
+
+std::string explain_cuda(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime,
+                         int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes) {
+  const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
+  const Plan plan = make_cuda_plan(problem, Regime(regime), {int(major), int(minor), int(multiprocessors), shared_bytes, l2_bytes});
+  return std::string("kernel ") + plan.kernel + ": " + to_string(plan);
 }
 
 std::string cpu_isa() { return cpu::isa_name(); }
@@ -137,6 +148,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CompositeExplicitAutograd, m) {
   m.impl("sample", TORCH_BOX(&sample<false>));
   m.impl("geometry", TORCH_BOX(&geometry));
   m.impl("explain", TORCH_BOX(&explain));
+  m.impl("explain_cuda", TORCH_BOX(&explain_cuda));
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
 }
 

@@ -41,6 +41,10 @@ STABLE_TORCH_LIBRARY(snack, m) {
   // Shape of the packed arrays: index entries are int16 (narrow) or int32; -> (is narrow, tiles).
   m.def("geometry(int out_features, int in_features, int nnz) -> (bool, int)");
   m.def("explain(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime) -> str");
+  // The plan of a card with this capability (as `cuda_capability` of the CUDA library gives it); needs neither card nor library.
+  m.def(
+      "explain_cuda(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime, "
+      "int major, int minor, int multiprocessors, int shared_bytes, int l2_bytes) -> str");
   m.def("cpu_isa() -> str");
 }
 

@@ -1,4 +1,8 @@
-"""Shared by all tests: the path of helper modules, markers, a fixed hypothesis profile, threads put back."""
+"""Shared by all tests: the path of helper modules, markers, devices, a fixed hypothesis profile, threads put back.
+
+One test source for all backends: a test that takes the fixture `device` (or `on_device`) is collected for the CPU, and for CUDA
+where there is a card. Nothing is skipped: what a card does not have (float64, the panel regime) is not collected for it.
+"""
 
 import sys
 from pathlib import Path
@@ -18,6 +22,39 @@ settings.load_profile("snack")
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes seconds (still part of `make test`)")
     config.addinivalue_line("markers", "isa: product tests that are run again for every instruction set")
+    config.addinivalue_line("markers", "cuda: runs on a card (collected only where there is one)")
+    config.addinivalue_line("markers", "cpu_only: not collected for a card, though its module is; the reason stands beside it")
+
+
+_DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+# Tests of a card alone.
+collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py", "test_cuda_training.py"]
+
+
+@pytest.fixture(scope="session", params=[pytest.param(d, marks=[pytest.mark.cuda] * (d == "cuda")) for d in _DEVICES])
+def device(request):
+    """Every device there is, one after the other."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def on_device(device):
+    """`device` as PyTorch's default, so that tensors and layers without one of their own are made there."""
+    if device.type != "cpu":
+        torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)
+
+
+def _is_for_a_card(item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or callspec.params.get("device") != "cuda":
+        return True
+    return torch.float64 not in callspec.params.values() and item.get_closest_marker("cpu_only") is None
+
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if _is_for_a_card(item)]
 
 
 @pytest.fixture(autouse=True)

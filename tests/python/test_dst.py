@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from checks import real
 from snack import dst, ops
 from snack.nn import SparseLinear
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +230,7 @@ def test_a_step_that_grad_scaler_skips_does_not_count(method, is_fused):
     model = build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=is_fused)
     stepper = method(model, optimizer, every=2, t_end=100)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10**6)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=8.0, growth_interval=10**6)
     seen = []
     for iteration in range(8):
         is_bad = iteration in (1, 2, 5)
@@ -300,13 +303,13 @@ def test_moved_and_copied_models():
     model = copy.deepcopy(original)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     stepper = dst.RigL(model, optimizer, every=1, t_end=100)
-    model.to(torch.float64)  # keeps the Parameter objects
+    model.to(real())  # keeps the Parameter objects
     take_step(model, optimizer)
     assert stepper.step().dropped > 0
     assert topology(model) != topology(original)
     model.train(False)
     with torch.no_grad():
-        model(torch.randn(3, 30, dtype=torch.float64))
+        model(torch.randn(3, 30, dtype=real()))
 
 
 def test_layers_that_cannot_move():
@@ -400,7 +403,8 @@ def test_copies_of_an_armed_model_do_not_record():
 def test_state_dict_continues_the_run(method):
     straight, straight_stepper = run(method, 5, steps=24)
     model, first = run(method, 5, steps=11)  # stops with an update due after the next step
-    random = torch.random.get_rng_state()
+    source = torch.random if torch.get_default_device().type == "cpu" else torch.cuda
+    random = source.get_rng_state()
     optimizer = first.optimizer
     buffer = io.BytesIO()
     torch.save(first.state_dict(), buffer)
@@ -411,7 +415,7 @@ def test_state_dict_continues_the_run(method):
     second.load_state_dict(state)
     assert second.state_dict() == state
     del first
-    torch.random.set_rng_state(random)
+    source.set_rng_state(random)
     for _ in range(13):
         take_step(model, optimizer)
         second.step()
@@ -439,7 +443,7 @@ def test_own_rules_get_what_they_are_promised():
         return rows[drop], cols[drop]  # where they were: given up in the same edit, so free
 
     def init(layer, rows, cols, context):
-        return (rows * 1000 + cols).double()
+        return (rows * 1000 + cols).to(real())
 
     model = build(sizes=(10, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Edits of a topology as properties: the CPU backend, the reference backend and a model of Python sets agree on every case.
+"""Edits of a topology as properties: every device, the reference backend and a model of Python sets agree on every case.
 
 A connection is a pair (row, col) here, a pattern is a sorted list of them, and everything an operator promises is written out
 on that list.
@@ -101,28 +101,38 @@ def packed(pattern):
     return pattern.index, pattern.tile_ptr
 
 
+def poison(pattern, device):
+    """Leave nonsense in freed memory of the sizes that an edit asks for."""
+    for tensor in packed(pattern):
+        for _ in range(2):
+            del_me = torch.full_like(tensor, -1, device=device)
+            del del_me
+
+
 # ---- rewire ----
 
 
 @fast
 @given(edits())
-def test_rewire(edit):
+def test_rewire(device, edit):
     pattern, positions, drop, grown = edit
     rows, cols = int64([r for r, _ in grown]), int64([c for _, c in grown])
-    before = (pattern.index.clone(), pattern.tile_ptr.clone())
-    new, source = ops.rewire(pattern, int64(drop), rows, cols)
+    ours = pattern.to(device).clone()
+    poison(pattern, device)
+    new, source = ops.rewire(ours, int64(drop), rows, cols)
     expected, expected_source = model_rewire(positions, drop, grown)
+    assert new.device == source.device == ours.device
     assert list(zip(new.rows.tolist(), new.cols.tolist())) == expected
     assert source.tolist() == expected_source
     assert new.nnz == pattern.nnz - len(drop) + len(grown)
-    assert torch.equal(pattern.index, before[0]) and torch.equal(pattern.tile_ptr, before[1])  # pure
+    assert ours.equals(pattern)  # pure
     index, tile_ptr, ref_source = torch.ops.snack_reference.rewire(*packed(pattern), int64(drop), rows, cols, *pattern.shape)
-    assert torch.equal(index, new.index) and torch.equal(tile_ptr, new.tile_ptr) and torch.equal(ref_source, source)
+    assert torch.equal(index, new.index.cpu()) and torch.equal(tile_ptr, new.tile_ptr.cpu()) and torch.equal(ref_source, source.cpu())
 
 
 @fast
 @given(edits(), st.data())
-def test_rewire_refuses_what_does_not_fit(edit, data):
+def test_rewire_refuses_what_does_not_fit(device, edit, data):
     pattern, positions, drop, grown = edit
     left = [p for s, p in enumerate(positions) if s not in set(drop)]
     out, in_ = pattern.shape
@@ -133,7 +143,7 @@ def test_rewire_refuses_what_does_not_fit(edit, data):
     kind, what = data.draw(st.sampled_from(bad))
     drop, grown = (drop + [what], grown) if kind == "drop" else (drop, grown + [what])
     with pytest.raises(SnackError):
-        ops.rewire(pattern, drop, [r for r, _ in grown], [c for _, c in grown])
+        ops.rewire(pattern.to(device), drop, [r for r, _ in grown], [c for _, c in grown])
 
 
 # ---- select_smallest ----
@@ -146,15 +156,15 @@ def test_rewire_refuses_what_does_not_fit(edit, data):
     st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
     st.data(),
 )
-def test_select_smallest(values, sign, dtype, data):
-    tensor = torch.tensor(values, dtype=dtype)
+def test_select_smallest(device, values, sign, dtype, data):
+    tensor = torch.tensor(values, dtype=dtype, device=device)
     eligible = sum(sign == "any" or (v < 0) == (sign == "negative") for v in values)
     k = data.draw(st.integers(0, eligible))
     slots = ops.select_smallest(tensor, k, sign)
     code = {"any": 0, "positive": 1, "negative": 2}[sign]
-    assert slots.dtype == torch.int64
+    assert slots.dtype == torch.int64 and slots.device == tensor.device
     if not (any(map(math.isnan, values)) and any(map(math.isinf, values))):  # the reference does not tell these two apart
-        assert slots.tolist() == torch.ops.snack_reference.select_smallest(tensor, k, code).tolist()
+        assert slots.tolist() == torch.ops.snack_reference.select_smallest(tensor.cpu(), k, code).tolist()
     assert slots.tolist() == model_smallest(tensor.double().tolist(), k, sign)
     with pytest.raises(SnackError):
         ops.select_smallest(tensor, eligible + 1, sign)
@@ -165,14 +175,15 @@ def test_select_smallest(values, sign, dtype, data):
 
 @fast
 @given(topologies(), st.integers(0, 2**64 - 1), st.data())
-def test_grow_uniform(topology, key, data):
+def test_grow_uniform(device, topology, key, data):
     pattern, positions = topology
     out, in_ = pattern.shape
     drop = data.draw(st.lists(st.integers(0, len(positions) - 1), unique=True, max_size=20)) if positions else []
     taken = set(positions) - {positions[s] for s in drop}
     room = out * in_ - len(taken)
     k = data.draw(st.integers(0, min(room, 30)))
-    rows, cols = ops.grow_uniform(pattern, k, key, int64(drop))
+    rows, cols = ops.grow_uniform(pattern.to(device), k, key, int64(drop))
+    assert rows.device.type == cols.device.type == device.type
     expected = []
     for position in model_positions(key, out, in_):
         if len(expected) == k:
@@ -182,7 +193,7 @@ def test_grow_uniform(topology, key, data):
             expected.append(position)
     assert list(zip(rows.tolist(), cols.tolist())) == expected
     reference = torch.ops.snack_reference.grow_uniform(*packed(pattern), int64(drop), k, signed64(key), out, in_)
-    assert torch.equal(reference[0], rows) and torch.equal(reference[1], cols)
+    assert torch.equal(reference[0], rows.cpu()) and torch.equal(reference[1], cols.cpu())
     with pytest.raises(SnackError, match="cannot grow"):
         ops.grow_uniform(pattern, room + 1, key, int64(drop))
 
@@ -191,7 +202,7 @@ def test_grow_uniform(topology, key, data):
 @given(
     topologies(max_extent=20), st.integers(0, 5), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]), st.data()
 )
-def test_grow_gradient_is_the_dense_top_k(topology, batch, dtype, data):
+def test_grow_gradient_is_the_dense_top_k(device, topology, batch, dtype, data):
     pattern, positions = topology
     out, in_ = pattern.shape
     drop = data.draw(st.lists(st.integers(0, len(positions) - 1), unique=True, max_size=20)) if positions else []
@@ -201,13 +212,13 @@ def test_grow_gradient_is_the_dense_top_k(topology, batch, dtype, data):
     # Small whole numbers: sums are exact in every dtype, and most scores are ties.
     x = torch.randint(-2, 3, (batch, in_), generator=random).to(dtype)
     dy = torch.randint(-2, 3, (batch, out), generator=random).to(dtype)
-    rows, cols = ops.grow_gradient(pattern, x, dy, k, int64(drop))
+    rows, cols = ops.grow_gradient(pattern.to(device), x.to(device), dy.to(device), k, int64(drop))
     gradient = (dy.double().T @ x.double()).abs().tolist()
     empty = [(r, c) for r in range(out) for c in range(in_) if (r, c) not in taken]
     expected = sorted(empty, key=lambda p: (-gradient[p[0]][p[1]], slot_key(p)))[:k]
     assert list(zip(rows.tolist(), cols.tolist())) == expected
     reference = torch.ops.snack_reference.grow_gradient(*packed(pattern), int64(drop), dy, x, k, out, in_)
-    assert torch.equal(reference[0], rows) and torch.equal(reference[1], cols)
+    assert torch.equal(reference[0], rows.cpu()) and torch.equal(reference[1], cols.cpu())
 
 
 def test_grow_gradient_takes_any_strides():
@@ -235,23 +246,24 @@ def test_random_key_is_a_fixed_function():
     assert len({ops.random_key(s, u, n) for s in range(3) for u in range(3) for n in range(3)}) == 27
 
 
-def test_a_thousand_edits_keep_the_set_in_step():
+def test_a_thousand_edits_keep_the_set_in_step(device):
     """One long run against a Python set, on a shape with two column panels: nothing is lost, doubled or moved."""
     shape = (9, 1500)
-    pattern = Pattern.random(shape, 700, 5)
+    pattern = Pattern.random(shape, 700, 5).to(device)
     tags = torch.tensor([r * shape[1] + c for r, c in zip(pattern.rows.tolist(), pattern.cols.tolist())])
     live = set(tags.tolist())
     random = torch.Generator().manual_seed(0)
     for update in range(1000):
         k = int(torch.randint(0, 60, (), generator=random))
         drop = torch.randperm(pattern.nnz, generator=random)[:k]
-        rows, cols = ops.grow_uniform(pattern, k, ops.random_key(3, update), drop)
+        rows, cols = (t.cpu() for t in ops.grow_uniform(pattern, k, ops.random_key(3, update), drop))
         grown = rows * shape[1] + cols
         live -= set(tags[drop].tolist())
         assert live.isdisjoint(grown.tolist()) and len(set(grown.tolist())) == k
         live |= set(grown.tolist())
         pattern, source = ops.rewire(pattern, drop, rows, cols)
+        source = source.cpu()
         tags = torch.where(source >= 0, tags[source.clamp(min=0)], grown[(-1 - source).clamp(min=0)] if k else 0)
         assert pattern.nnz == 700 and set(tags.tolist()) == live
         if update % 100 == 99:
-            assert torch.equal(tags, pattern.rows.long() * shape[1] + pattern.cols.long())
+            assert torch.equal(tags, pattern.rows.cpu().long() * shape[1] + pattern.cols.cpu().long())

@@ -94,7 +94,7 @@ def test_doctor_passes_and_speaks_json(capsys):
 def test_doctor_finds_a_wrong_operation(monkeypatch, capsys):
     from snack.cli import doctor
 
-    monkeypatch.setattr(doctor, "_tests", lambda: {"spmm": lambda: 1 / 0})
+    monkeypatch.setattr(doctor, "_tests", lambda device: {"spmm": lambda: 1 / 0})
     assert main(["doctor"]) == 1
     assert "FAILED" in capsys.readouterr().out
 

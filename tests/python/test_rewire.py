@@ -1,24 +1,28 @@
 """SparseLinear.rewire: everything moves with its connection, memory stays where it is, and an error changes nothing."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
 import snack
-from checks import fails, layer, same, snapshot
+from checks import fails, layer, real, same, snapshot
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @pytest.mark.parametrize("in_features, out_features, sparsity", [(70, 33, 0.8), (2100, 130, 0.9), (2100, 1300, 0.9999)])
 def test_rewire_moves_everything_with_its_connection(in_features, out_features, sparsity):
     """Values, gradient and Adam's moments tagged with the coordinate still sit at it; grown ones start as asked."""
-    a = layer(in_features, out_features, sparsity=sparsity, dtype=torch.float64)  # one tile, many, another packing
+    a = layer(in_features, out_features, sparsity=sparsity, dtype=real())  # one tile, many, another packing
     nnz = a.nnz
     optimizer = torch.optim.Adam(a.parameters())
-    a(torch.randn(2, in_features, dtype=torch.float64)).sum().backward()
+    a(torch.randn(2, in_features, dtype=real())).sum().backward()
     optimizer.step()
 
     def tags():
-        return a.pattern.rows.double() * 10_000 + a.pattern.cols.double() + 1
+        return (a.pattern.rows * 10_000 + a.pattern.cols + 1).to(real())  # below 2^24: exact in float32 too
 
     state = optimizer.state[a.values]
     with torch.no_grad():
@@ -94,6 +98,31 @@ def test_rewire_is_atomic():
     fails(["optimiser", "sparsify"], a.rewire, drop=[0, 1], grow=free, optimizer=stale)
     fails(["integers"], a.rewire, drop=[0.5])
     assert same(snapshot(a, optimizer), before)
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_out_of_memory_leaves_the_layer_as_it_was(monkeypatch, call):
+    """Whichever of the carried tensors (values, gradient, two moments) there is no memory for."""
+    a = layer()
+    optimizer = torch.optim.Adam(a.parameters())
+    a(torch.randn(2, 70)).sum().backward()
+    optimizer.step()
+    before, count = snapshot(a, optimizer), itertools.count(1)
+    apply = snack.nn.SlotMap.apply
+
+    def failing(self, *args):
+        if next(count) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nmore")
+        return apply(self, *args)
+
+    grow = snack.ops.grow_uniform(a.pattern, 3, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(snack.nn.SlotMap, "apply", failing)
+        fails(["rewire", "out of memory", "as they were"], a.rewire, [0, 1, 2], grow, optimizer=optimizer)
+        assert next(count) == call + 1
+    assert same(snapshot(a, optimizer), before)
+    a.rewire([0, 1, 2], grow, optimizer=optimizer)
+    assert not same(snapshot(a, optimizer), before)
 
 
 def test_rewire_outside_of_autograd():

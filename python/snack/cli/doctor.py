@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 
-from snack.cli.common import print_table, say
+from snack.cli.common import human_bytes, print_table, say
 
-DESCRIPTION = """Shows the compiled library, the instruction set chosen for this processor, the devices, and runs every operation against the
-reference implementation. Exit status 1 when something that should work does not."""
+DESCRIPTION = """Shows the compiled libraries, the instruction set chosen for this processor, the cards, and runs every operation on each of
+them against the reference implementation. Exit status 1 when something that should work does not."""
 
 
 def add_parser(subparsers) -> None:
@@ -25,31 +26,64 @@ def run(arguments) -> int:
         say(json.dumps(report, indent=1))
     else:
         print_table("SNACK", ["what", "value"], [[key.replace("_", " "), str(value)] for key, value in report["environment"].items()])
-        rows = [[name, "ok" if result["ok"] else "FAILED", result["detail"]] for name, result in report["operations"].items()]
-        print_table("operations against the reference, on the CPU", ["operation", "", "detail"], rows)
-    return 0 if all(result["ok"] for result in report["operations"].values()) else 1
+        _print_operations("on the CPU", report["operations"])
+        for name, card in report["cards"].items():
+            facts = f"{name}: {card['name']}, compute capability {card['capability']}, {human_bytes(card['memory_bytes'])}, driver {card['driver']}"
+            if "not_run" in card:
+                say(f"{facts}. Operations not run: {card['not_run']}.")
+            else:
+                say(f"{facts}. Topology rules: on the CPU, through copies.")
+                _print_operations(f"on {name}", card["operations"])
+        if not report["cards"]:
+            say(f"operations on a card: not run: {report['cuda_not_run']}.")
+    results = [*report["operations"].values(), *(r for card in report["cards"].values() for r in card.get("operations", {}).values())]
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+def _print_operations(where: str, operations: dict) -> None:
+    rows = [[name, "ok" if result["ok"] else "FAILED", result["detail"]] for name, result in operations.items()]
+    print_table(f"operations against the reference, {where}", ["operation", "", "detail"], rows)
 
 
 def diagnose() -> dict:
-    """{"environment": facts, "operations": {name: {"ok", "detail"}}}; a failing probe is a finding, not an exception."""
+    """{"environment": facts, "operations": {name: {"ok", "detail"}}, "cards": {"cuda:0": facts and operations or "not_run"}}, and
+    "cuda_not_run" where there is no card to speak of; a failing probe is a finding, not an exception."""
     try:
         import snack
         from snack import _lib
     except ImportError as error:
         environment = {"python": platform.python_version(), "problem": str(error)}
-        return {"environment": environment, "operations": {"import snack": {"ok": False, "detail": str(error)}}}
-    environment = {"snack": snack.__version__, "python": platform.python_version(), **_lib.status(), "cuda_devices": _cuda_devices()}
-    return {"environment": environment, "operations": {name: _guarded(test) for name, test in _tests().items()}}
+        failed = {"import snack": {"ok": False, "detail": str(error)}}
+        return {"environment": environment, "operations": failed, "cards": {}, "cuda_not_run": "snack does not load"}
+    environment = {"snack": snack.__version__, "python": platform.python_version(), **_lib.status()}
+    report = {"environment": environment, "operations": {name: _guarded(test) for name, test in _tests("cpu").items()}, "cards": _cards()}
+    return report if report["cards"] else report | {"cuda_not_run": _lib.cuda_problem() or "PyTorch shows no card"}
 
 
-def _cuda_devices() -> str:
+def _cards() -> dict:
+    """What each card is and whether the operations are right there."""
     import torch
 
+    from snack import _lib
+
+    cards = {}
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device, facts = torch.device("cuda", index), torch.cuda.get_device_properties(index)
+        card = {"name": facts.name, "capability": f"{facts.major}.{facts.minor}", "memory_bytes": facts.total_memory, "driver": _driver()}
+        problem = _lib.cuda_problem(device)
+        if problem:
+            card["not_run"] = problem
+        else:
+            card["operations"] = {name: _guarded(test) for name, test in _tests(device).items()}
+        cards[str(device)] = card
+    return cards
+
+
+def _driver() -> str:
     try:
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    except RuntimeError as error:
-        return f"none usable: {error}"
-    return ", ".join(names) if names else "none (this PyTorch build or machine has no CUDA device)"
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _guarded(test) -> dict:
@@ -59,8 +93,8 @@ def _guarded(test) -> dict:
         return {"ok": False, "detail": f"{type(error).__name__}: {error}"}
 
 
-def _tests() -> dict:
-    """{operation: function that raises, or returns what was checked}."""
+def _tests(device) -> dict:
+    """{operation: function that raises, or returns what was checked}: on `device` against the reference, which is on the CPU."""
     import torch
 
     from snack import Pattern
@@ -75,9 +109,15 @@ def _tests() -> dict:
     drop = ours.select_smallest(values, 50)
     grown = ours.grow_uniform(*packed, drop, 50, 3, *shape)
 
+    def run(name, arguments):
+        """(what the device gives, what the reference gives), both on the CPU."""
+        there = (a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments)
+        results = getattr(ours, name)(*there), getattr(reference, name)(*arguments)
+        return tuple(tuple(t.cpu() for t in (r if isinstance(r, tuple) else (r,))) for r in results)
+
     def close(name, *arguments):
         def test() -> str:
-            a, b = getattr(ours, name)(*arguments, *shape), getattr(reference, name)(*arguments, *shape)
+            (a,), (b,) = run(name, (*arguments, *shape))
             error = float((a - b).abs().max() / b.abs().max())
             if not error < 1e-5:
                 raise ArithmeticError(f"relative error {error:.1e}")
@@ -87,8 +127,7 @@ def _tests() -> dict:
 
     def equal(name, *arguments):
         def test() -> str:
-            results = getattr(ours, name)(*arguments), getattr(reference, name)(*arguments)
-            a, b = (r if isinstance(r, tuple) else (r,) for r in results)
+            a, b = run(name, arguments)
             if not all(torch.equal(p, q) for p, q in zip(a, b, strict=True)):
                 raise ArithmeticError("differs from the reference")
             return "identical"

@@ -129,19 +129,17 @@ def _config(arguments, training):
 def _check_device(name: str) -> None:
     import torch
 
+    from snack import _lib
+
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise SnackError(f"--device {name}: unknown device; expected cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise SnackError(f"--device {name}: SNACK computes on cpu and cuda; choose one of them")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise SnackError(
-            f"--device {name}: PyTorch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices here; "
-            "use --device cpu, or see `snack doctor`"
-        )
-    if device.type == "cuda" and not torch._C._dispatch_has_kernel_for_dispatch_key("snack::spmm", "CUDA"):
-        raise SnackError(f"--device {name}: SNACK's CUDA kernels are not loaded; use --device cpu, and see `snack doctor` for the reason")
+    problem = _lib.cuda_problem(device) if device.type == "cuda" else ""
+    if problem:
+        raise SnackError(f"--device {name}: {problem}; or use --device cpu, and see `snack doctor`")
 
 
 def _output_paths(arguments) -> Path | None:

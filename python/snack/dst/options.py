@@ -110,7 +110,7 @@ def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterabl
 # ---- what rules return; the stepper adds which layer it was ----
 
 
-def _indices(what: str, data: object) -> Tensor:
+def _indices(what: str, data: object, device: torch.device) -> Tensor:
     try:
         tensor = torch.as_tensor(data)
     except (TypeError, ValueError, RuntimeError):
@@ -120,21 +120,21 @@ def _indices(what: str, data: object) -> Tensor:
         tensor.dim() == 1 and is_integral,
         f"the {what} {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}, expected a 1-D tensor of integers.",
     )
-    return tensor.detach().to("cpu", torch.int64).contiguous()
+    return tensor.detach().to(device, torch.int64).contiguous()
 
 
-def check_slots(slots: object, k: int) -> Tensor:
-    """At most k slots, int64, on the CPU."""
-    slots = _indices("drop rule returned", slots)
+def check_slots(slots: object, k: int, device: torch.device) -> Tensor:
+    """At most k slots, int64, on the layer's device."""
+    slots = _indices("drop rule returned", slots, device)
     require(slots.numel() <= k, f"the drop rule returned {slots.numel()} slots, it was asked for at most {k}.")
     return slots
 
 
-def check_positions(positions: object, k: int) -> tuple[Tensor, Tensor]:
-    """Exactly k (rows, cols), int64, on the CPU."""
+def check_positions(positions: object, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Exactly k (rows, cols), int64, on the layer's device."""
     is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2
     require(is_pair, f"the grow rule returned a {type(positions).__name__}, expected a pair (rows, cols).")
-    rows, cols = (_indices(f"grow rule returned {name} that are", p) for name, p in zip(("rows", "columns"), positions))
+    rows, cols = (_indices(f"grow rule returned {name} that are", p, device) for name, p in zip(("rows", "columns"), positions))
     require(
         rows.numel() == k and cols.numel() == k,
         f"the grow rule returned {rows.numel()} rows and {cols.numel()} columns, expected {k} of each, as many as are dropped.",

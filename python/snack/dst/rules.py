@@ -3,9 +3,11 @@
     drop(layer, k, context)       -> slots       at most k distinct slots of `layer.values`, int64
     grow(layer, k, drop, context) -> rows, cols  exactly k distinct positions, each empty or given up by a slot in `drop`
 
-They read the layer and change nothing. `drop` is called first; `grow` gets as many as it returned. Rules that look at the
-gradient of absent connections are marked with `needs_gradient` and find the operands of dW = dY^T X in `context.x` and
-`context.dy`. Building blocks: `snack.ops.select_smallest`, `grow_uniform`, `grow_gradient`, `sddmm`.
+They read the layer and change nothing. `drop` is called first; `grow` gets as many as it returned. What they return may be on
+any device; what they get is on the layer's. On a card the built-in choices are made on the CPU in this version, through copies
+of the values or the index; the edit itself is made on the card. Rules that look at the gradient of absent connections are
+marked with `needs_gradient` and find the operands of dW = dY^T X in `context.x` and `context.dy`. Building blocks:
+`snack.ops.select_smallest`, `grow_uniform`, `grow_gradient`, `sddmm`.
 """
 
 from __future__ import annotations

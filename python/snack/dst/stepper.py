@@ -70,6 +70,7 @@ class DST:
     follows optimiser step t when t is a multiple of `every` and start <= t < t_end. Then k = floor(drop_fraction * nnz)
     connections of every layer move, at most as many as it has empty positions; a layer that is empty, full or frozen is
     left alone. nnz never changes. Optimiser state and `.grad` stay with their connection and begin at 0 for grown ones.
+    A replayed CUDA graph runs no Python, so its steps are not counted: call `layer.rewire` between replays instead.
 
     Args:
         model: has SparseLinear layers, at any depth. optimizer: any torch.optim.Optimizer over their values.
@@ -246,10 +247,11 @@ class DST:
             raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
 
     def _apply_rules(self, layer: SparseLinear, k: int, context: rules.Context) -> _Edit | None:
-        drop = options.check_slots(self._drop(layer, k, context), k)
+        device = layer.values.device
+        drop = options.check_slots(self._drop(layer, k, context), k, device)
         if drop.numel() == 0:
             return None
-        rows, cols = options.check_positions(self._grow(layer, drop.numel(), drop, context), drop.numel())
+        rows, cols = options.check_positions(self._grow(layer, drop.numel(), drop, context), drop.numel(), device)
         if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
             ops.rewire(layer.pattern, drop, rows, cols)  # pure: only to hear its complaints before anything is changed
         values = self._grow_init

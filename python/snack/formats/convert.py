@@ -36,7 +36,7 @@ def from_coo(rows: object, cols: object, values: object, shape: object, sum_dupl
         rows, cols: integers (n,), any order. values: floating (n,). shape: (out, in).
         sum_duplicates: add the values of a position listed several times; otherwise that is an error.
 
-    Returns: (pattern, values (nnz,) in slot order, on the device of the given values).
+    Returns: (pattern, values (nnz,) in slot order), both on the device of the given values. Sorting runs on the CPU.
     """
     out, in_ = check_shape(shape)
     rows, cols = index_list("from_coo: rows", rows), index_list("from_coo: cols", cols)
@@ -46,7 +46,8 @@ def from_coo(rows: object, cols: object, values: object, shape: object, sum_dupl
     # Duplicates of 16-bit values are added in float32, as everywhere.
     summed = values.float() if values.dtype.itemsize < 4 else values
     sorted_values = torch.zeros(index.numel(), dtype=summed.dtype, device=values.device).index_add(0, slots, summed)
-    return Pattern.from_packed(index, tile_ptr, (out, in_)), sorted_values.to(values.dtype)
+    pattern = Pattern.from_packed(index.to(values.device), tile_ptr.to(values.device), (out, in_))
+    return pattern, sorted_values.to(values.dtype)
 
 
 def from_dense(dense: Tensor) -> tuple[Pattern, Tensor]:
@@ -77,7 +78,7 @@ def _expand_pointers(pointers: object, extent: int, count: int, who: str) -> Ten
         pointers.numel() == extent + 1 and bool((pointers.diff() >= 0).all()) and int(pointers[0]) == 0 and int(pointers[-1]) == count,
         f"{who}: the pointers must be {extent + 1} ascending integers from 0 to {count}, the number of listed connections.",
     )
-    return torch.repeat_interleave(torch.arange(extent), pointers.diff())
+    return torch.repeat_interleave(torch.arange(extent, device="cpu"), pointers.diff())
 
 
 def from_csr(crow: object, cols: object, values: object, shape: object, sum_duplicates: bool = False) -> tuple[Pattern, Tensor]:
@@ -126,7 +127,7 @@ def to_dense(pattern: Pattern, values: Tensor) -> Tensor:
 
 def to_coo(pattern: Pattern, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, cols, values): int32, int32, as given; in slot order."""
-    return (*pattern.coordinates(), check_values(values, pattern.nnz, "to_coo"))
+    return (*(c.to(values.device) for c in pattern.coordinates()), check_values(values, pattern.nnz, "to_coo"))
 
 
 def to_csr(pattern: Pattern, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +154,7 @@ def _compress(pattern: Pattern, values: Tensor, by_row: bool) -> tuple[Tensor, T
 def to_torch_coo(pattern: Pattern, values: Tensor) -> Tensor:
     """torch.sparse_coo_tensor, coalesced."""
     check_values(values, pattern.nnz, "to_torch_coo")
-    rows, cols = pattern.coordinates()
+    rows, cols = (c.to(values.device) for c in pattern.coordinates())
     indices = torch.stack([rows.long(), cols.long()])
     return torch.sparse_coo_tensor(indices, values.detach(), pattern.shape, check_invariants=False).coalesce()
 

@@ -8,8 +8,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from .. import _lib  # noqa: F401  (loads the operators)
-from ..errors import SnackError, require
+from .. import _lib  # loads the operators
+from ..errors import SnackError, SnackMemoryError, require
 
 SLOT_ORDER = 1
 """Version of the slot order: slots are sorted by (col // 1024, row, col). Saved beside every values tensor."""
@@ -44,8 +44,8 @@ def check_sparsity(sparsity: object, who: str) -> float:
     return value
 
 
-def index_list(name: str, data: object, device: torch.device | None = None) -> Tensor:
-    """A list of indices as a contiguous 1-D int64 CPU tensor; SnackError when it is not one of integers."""
+def index_list(name: str, data: object, device: torch.device | str = "cpu") -> Tensor:
+    """A list of indices as a contiguous 1-D int64 tensor on `device`; SnackError when it is not one of integers."""
     tensor = torch.as_tensor(data)
     require(tensor.dim() == 1, f"{name}: expected a 1-D list of integers, got {tensor.dim()} dimensions.")
     is_empty = tensor.numel() == 0
@@ -53,7 +53,7 @@ def index_list(name: str, data: object, device: torch.device | None = None) -> T
         is_empty or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool),
         f"{name}: expected integers, got {str(tensor.dtype).removeprefix('torch.')}.",
     )
-    return tensor.detach().to(device="cpu", dtype=torch.int64).contiguous()
+    return tensor.detach().to(torch.int64).to(device).contiguous()
 
 
 def call(op, *args):
@@ -63,7 +63,12 @@ def call(op, *args):
     try:
         return op(*args)
     except RuntimeError as error:
-        text = str(error).split("\nException raised from", 1)[0].strip()
+        text, name = str(error).split("\nException raised from", 1)[0].strip(), getattr(op, "__name__", str(op))
+        if "from the 'CUDA' backend" in text:  # PyTorch's way to say that nothing is registered there
+            raise SnackError(f"{name}: the tensors are on a card, and {_lib.cuda_problem() or 'there is no such CUDA operator'}.") from None
+        if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY in text:
+            text = text if text.startswith(_OURS) else f"{name}: out of memory: {text.splitlines()[0]}"
+            raise SnackMemoryError(text) from None
         if "vector::" in text or "bad_alloc" in text:
             raise SnackError("there is not enough memory for an index of so many connections; ask for fewer.") from None
         if "Expected a value of type" in text:
@@ -76,7 +81,9 @@ def call(op, *args):
 # How the C++ layer begins its sentences; everything else is PyTorch's own error and stays what it is.
 _OURS = (
     "Pattern", "spmm", "sddmm", "rewire", "select_smallest", "grow_", "unpack", "explain", "cannot ", "slot ", "connection ", "PyTorch's dense",
+    "snack: ",
 )
+_NO_MEMORY = ": out of memory: "
 
 
 class Pattern:
@@ -92,14 +99,17 @@ class Pattern:
     The order of a matrix's `values` is the *slot order* (version `SLOT_ORDER`): sorted by (col // 1024, row, col).
     `Pattern` alone forgets the order in which positions were listed; use `snack.formats.from_coo` to sort values along.
     Storage: 2 bytes a connection (4 when the matrix is too empty to fill 64 x 1024 tiles), plus tile pointers.
+    On a card: packing and `coordinates` run on the CPU, through copies; a pattern is where `rows` were.
     """
 
     __slots__ = ("index", "tile_ptr", "shape")
 
     def __init__(self, rows: object, cols: object, shape: object):
         self.shape = check_shape(shape)
-        rows, cols = index_list("Pattern: rows", rows), index_list("Pattern: cols", cols)
-        self.index, self.tile_ptr, _ = call(torch.ops.snack.pack, rows, cols, *self.shape)
+        row_list, col_list = index_list("Pattern: rows", rows), index_list("Pattern: cols", cols)
+        index, tile_ptr, _ = call(torch.ops.snack.pack, row_list, col_list, *self.shape)
+        device = rows.device if isinstance(rows, Tensor) else torch.device("cpu")
+        self.index, self.tile_ptr = index.to(device), tile_ptr.to(device)
 
     @classmethod
     def from_packed(cls, index: Tensor, tile_ptr: Tensor, shape: tuple[int, int]) -> Pattern:
@@ -112,7 +122,7 @@ class Pattern:
     def random(cls, shape: object, nnz: int, seed: int) -> Pattern:
         """nnz distinct uniform positions; the same (shape, nnz, seed) gives the same topology everywhere.
 
-        Costs O(nnz log nnz) time and memory, whatever out * in is.
+        Costs O(nnz log nnz) time and memory, whatever out * in is. Drawn on the CPU, where the result is.
         """
         out, in_ = check_shape(shape)
         require(isinstance(nnz, Integral), f"Pattern.random: nnz={nnz!r} must be a whole number of connections.")
@@ -149,8 +159,8 @@ class Pattern:
         return self.index.nbytes + self.tile_ptr.nbytes
 
     def coordinates(self) -> tuple[Tensor, Tensor]:
-        """(rows, cols), int32 (nnz,), in slot order; unpacked on every call."""
-        return torch.ops.snack.unpack(self.index, self.tile_ptr, *self.shape)
+        """(rows, cols), int32 (nnz,), in slot order, on the pattern's device; unpacked on every call."""
+        return call(torch.ops.snack.unpack, self.index, self.tile_ptr, *self.shape)
 
     @property
     def rows(self) -> Tensor:
@@ -171,12 +181,12 @@ class Pattern:
         return Pattern.from_packed(self.index.clone(), self.tile_ptr.clone(), self.shape)
 
     def equals(self, other: Pattern) -> bool:
-        """Same shape and same positions."""
+        """Same shape and same positions, on whatever devices."""
         return (
             self.shape == other.shape
             and self.nnz == other.nnz
-            and torch.equal(self.index, other.index)
-            and torch.equal(self.tile_ptr, other.tile_ptr)
+            and torch.equal(self.index, other.index.to(self.device))
+            and torch.equal(self.tile_ptr, other.tile_ptr.to(self.device))
         )
 
     def __repr__(self) -> str:

@@ -7,14 +7,22 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .. import ops
-from ..errors import SnackError, require
+from .. import _lib, ops
+from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
-from ..formats.pattern import SLOT_ORDER, check_shape, check_sparsity
+from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
 from ..ops.products import linear, regime_code
 from . import state
 from .select import choose, draw_seed
 from .slot_map import SlotMap
+
+_PRODUCTS = ("spmm", "spmm_t", "sddmm")
+
+
+def _require_card(device: torch.device) -> None:
+    """SnackError unless this card can run the kernels."""
+    problem = _lib.cuda_problem(device)
+    require(not problem, f"SparseLinear: device '{device}' was asked for, and {problem}; or use device='cpu'.")
 
 
 class SparseLinear(nn.Module):
@@ -25,8 +33,9 @@ class SparseLinear(nn.Module):
         bias: learn an additive bias (out_features,).
         sparsity: fraction of absent connections, 0 <= sparsity < 1; round((1 - sparsity) * out * in) connections are
             placed uniformly at random. Cost: O(nnz log nnz), never O(out * in).
-        device, dtype: of the values; fp32 by default.
-        generator: where topology and initial values are drawn from (default: PyTorch's global state).
+        device, dtype: of the values; fp32 by default. Cards compute in float32, float16 and bfloat16.
+        generator: where topology and initial values are drawn from (default: PyTorch's global state on the CPU). Both are
+            drawn where the generator is and moved to `device`, so one seed gives one layer, whatever its device.
 
     Attributes:
         values: Parameter (nnz,), in slot order (`snack.formats.SLOT_ORDER`). Every stock optimiser works on it.
@@ -57,9 +66,11 @@ class SparseLinear(nn.Module):
         nnz = round((1.0 - check_sparsity(sparsity, "SparseLinear")) * out * in_)
         device = torch.get_default_device() if device is None else torch.device(device)
         require(
-            device.type in ("cpu", "meta"),
-            f"SparseLinear: device '{device}' was asked for, and this version has kernels for the CPU only; use device='cpu'.",
+            device.type in ("cpu", "cuda", "meta"),
+            f"SparseLinear: device '{device}' was asked for, and there are kernels for 'cpu' and 'cuda'; use one of these.",
         )
+        if device.type == "cuda":
+            _require_card(device)
         seed = draw_seed(generator)
         if device.type == "meta":
             pattern = meta_pattern((out, in_), nnz)
@@ -162,14 +173,22 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw values and bias uniformly within 1 / sqrt(mean connections of a row); the topology stays."""
+        """Draw values and bias uniformly within 1 / sqrt(mean connections of a row); the topology stays.
+
+        They are drawn where the generator is (default: the CPU) and copied, so a seed means the same on every device.
+        """
         if self.values.is_meta:
             return
         fan_in = max(1.0, self.nnz / max(1, self.out_features))
         bound = 1.0 / math.sqrt(fan_in)
-        self.values.uniform_(-bound, bound, generator=generator)
-        if self.bias is not None:
-            self.bias.uniform_(-bound, bound, generator=generator)
+        source = torch.device("cpu") if generator is None else generator.device
+        for parameter in (self.values, self.bias):
+            if parameter is None:
+                continue
+            drawn = parameter if parameter.device == source else torch.empty_like(parameter, device=source)
+            drawn.uniform_(-bound, bound, generator=generator)
+            if drawn is not parameter:
+                parameter.copy_(drawn)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
@@ -199,14 +218,16 @@ class SparseLinear(nn.Module):
         return to_torch_csr(self.pattern, self.values)
 
     def explain(self, batch: int, regime: str = "auto") -> dict[str, str]:
-        """How spmm, spmm_t and sddmm would be computed for `batch` rows, and why: {operation: plan}."""
-        names = ("spmm", "spmm_t", "sddmm")
-        return {
-            name: torch.ops.snack.explain(
-                code, self.out_features, self.in_features, self.nnz, batch, self.values.dtype, regime_code(regime)
-            )
-            for code, name in enumerate(names)
-        }
+        """How spmm, spmm_t and sddmm would be computed for `batch` rows on the layer's device, and why: {operation: plan}.
+
+        On a card there are two more lines, "rewire" and "topology rules": where edits and their choices are made.
+        """
+        problem = (self.out_features, self.in_features, self.nnz, batch, self.values.dtype, regime_code(regime, self.values))
+        if not self.values.is_cuda:
+            return {name: call(torch.ops.snack.explain, code, *problem) for code, name in enumerate(_PRODUCTS)}
+        card = call(torch.ops.snack.cuda_capability, self.values.device.index)
+        plans = {name: call(torch.ops.snack.explain_cuda, code, *problem, *card) for code, name in enumerate(_PRODUCTS)}
+        return plans | {"rewire": "on the card", "topology rules": "on the CPU, through copies"}
 
     @torch.no_grad()
     def rewire(
@@ -224,7 +245,8 @@ class SparseLinear(nn.Module):
             optimizer: every state tensor with one entry a connection follows its connection; grown ones start at 0.
 
         `.grad` is carried too. At constant nnz all memory keeps its address, so captured graphs stay valid; otherwise
-        the Parameter object stays and gets new memory. On an error nothing is changed.
+        the Parameter object stays and gets new memory. On an error, running out of memory too, nothing is changed. On a
+        card everything runs on its current stream, and the host waits once, to read whether the edit is valid.
 
         Returns: SlotMap (old slots -> new slots).
         """
@@ -233,15 +255,23 @@ class SparseLinear(nn.Module):
         slot_map = SlotMap(source.to(self.values.device), self.nnz)
         fill = 0.0 if values is None else values
         if isinstance(fill, Tensor):
+            grown = 0 if rows is None else torch.as_tensor(rows).numel()
             require(
-                fill.shape == (int((source < 0).sum()),),
-                f"rewire: values have shape {tuple(fill.shape)}, expected one for each of the {int((source < 0).sum())} grown connections.",
+                fill.shape == (grown,),
+                f"rewire: values have shape {tuple(fill.shape)}, expected one for each of the {grown} grown connections.",
             )
-        state.carry(self, pattern, slot_map, fill, optimizer)
+        try:
+            state.carry(self, pattern, slot_map, fill, optimizer)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).splitlines()[0]
+            raise SnackMemoryError(f"rewire: out of memory: the layer and the optimiser are as they were: {reason}") from None
         return slot_map
 
     def _apply(self, fn, recurse: bool = True):
         was_meta = self.index.is_meta
+        target = fn(self.index.new_empty(0)).device  # where the layer is about to go, without moving it yet
+        if target.type == "cuda" and target != self.index.device and torch.cuda.is_initialized():
+            _require_card(target)
         super()._apply(fn, recurse)
         if was_meta and not self.index.is_meta:
             # Memory without content would be a topology out of range: draw the one the meta layer stood for.

@@ -48,11 +48,12 @@ class SlotMap:
             tensor.shape == (self.old_nnz,),
             f"SlotMap.apply: the tensor has shape {tuple(tensor.shape)}, expected ({self.old_nnz},), one entry for every old slot.",
         )
-        is_grown = self.source < 0
-        moved = tensor.new_empty(self.nnz)
-        moved[~is_grown] = tensor[self.source[~is_grown]]
-        if isinstance(fill, Tensor):
-            moved[is_grown] = fill.to(tensor)[-1 - self.source[is_grown]]
-        else:
-            moved[is_grown] = fill
-        return moved
+        # Gathers alone, no boolean masks: on a card those would make the host wait for their lengths.
+        source = self.source.to(tensor.device)
+        is_grown = source < 0
+        moved = tensor.index_select(0, source.clamp(min=0)) if self.old_nnz else tensor.new_zeros(self.nnz)
+        if not isinstance(fill, Tensor):
+            return moved.masked_fill_(is_grown, fill)
+        if fill.numel() == 0:
+            return moved
+        return torch.where(is_grown, fill.to(moved).index_select(0, (-1 - source).clamp(min=0)), moved)

@@ -40,7 +40,8 @@ def note_change(layer: SparseLinear) -> None:
 def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float | Tensor, optimizer: torch.optim.Optimizer | None) -> None:
     """Give `layer` the edited pattern and move values, gradient and optimiser state along `slot_map`.
 
-    All new tensors are made before anything is written, so running out of memory leaves the layer as it was.
+    All new tensors are made before anything is written, so running out of memory leaves the layer as it was. Nothing here
+    makes the host wait for a card, and at constant nnz every tensor keeps its address.
     """
     states = _per_slot_states(layer, optimizer)
     pattern = pattern.to(layer.index.device)
@@ -76,8 +77,8 @@ def save(layer: SparseLinear, destination: dict, prefix: str) -> None:
     """Add the topology to a state dict that has values and bias already."""
     rows, cols = layer.pattern.coordinates()
     destination[prefix + "rows"], destination[prefix + "cols"] = rows, cols
-    destination[prefix + "shape"] = torch.tensor([layer.out_features, layer.in_features])
-    destination[prefix + "slot_order"] = torch.tensor(SLOT_ORDER)
+    destination[prefix + "shape"] = torch.tensor([layer.out_features, layer.in_features], device="cpu")
+    destination[prefix + "slot_order"] = torch.tensor(SLOT_ORDER, device="cpu")
 
 
 @dataclass

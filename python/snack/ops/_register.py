@@ -143,3 +143,27 @@ def _register_autocast(device: str, key: str) -> torch.library.Library:
 
 
 _autocast = [_register_autocast("cpu", "AutocastCPU"), _register_autocast("cuda", "AutocastCUDA")]
+
+
+def _register_copies() -> torch.library.Library:
+    """Operators on topologies that have no CUDA kernel in this version: on CUDA tensors they run on the CPU, through copies.
+
+    Results go to the device of the first tensor.
+    """
+    library = torch.library.Library("snack", "IMPL", "CUDA")
+
+    def through_the_cpu(op):
+        def run(*args):
+            device = next(a.device for a in args if isinstance(a, Tensor))
+            results = op(*(a.cpu() if isinstance(a, Tensor) else a for a in args))
+            return results.to(device) if isinstance(results, Tensor) else tuple(r.to(device) for r in results)
+
+        return run
+
+    for name in ON_THE_CPU:
+        library.impl(name, through_the_cpu(getattr(_ops, name)))
+    return library
+
+
+ON_THE_CPU = ("select_smallest", "grow_uniform", "grow_gradient", "pack", "unpack")
+_copies = _register_copies()

@@ -1,6 +1,9 @@
 """Operations on topologies: choose connections to drop, choose positions to grow, and `rewire`, which does it.
 
 They are pure: tensors go in, new tensors come out. `SparseLinear.rewire` applies them to a layer.
+
+On CUDA tensors `rewire` runs on the card; the choosing (select_smallest, grow_uniform, grow_gradient) runs on the CPU in this
+version, through copies of what it reads, and its results are put where the values or the pattern are.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ def random_key(seed: int, *stream: int) -> int:
     return key
 
 
-def _empty_list() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
+def _empty_list(device: torch.device | str = "cpu") -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device=device)
 
 
 def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: object = None) -> tuple[Pattern, Tensor]:
@@ -46,15 +49,19 @@ def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: obj
 
     Args:
         drop: slots to remove, distinct, any order. rows, cols: positions to add; each is empty, or dropped by this edit.
+            On any device; they are moved to the pattern's.
 
     Returns: (new pattern, source): source is int64 (new nnz,): for every new slot the old slot its connection had, or
         -(1 + g) where grown position number g is new.
-    Raises: SnackError on a slot or position out of range or named twice, or a position that is occupied.
+    On a card the host waits once, to read whether the edit was refused; so an edit cannot be captured in a CUDA graph
+        (a graph of the products can be captured before it and replayed after it).
+    Raises: SnackError on a slot or position out of range or named twice, or a position that is occupied; SnackMemoryError.
     """
-    drop = _empty_list() if drop is None else index_list("rewire: drop", drop)
+    device = pattern.device
+    drop = _empty_list(device) if drop is None else index_list("rewire: drop", drop, device)
     require((rows is None) == (cols is None), "rewire: grow needs both rows and columns.")
-    rows = _empty_list() if rows is None else index_list("rewire: grow rows", rows)
-    cols = _empty_list() if cols is None else index_list("rewire: grow columns", cols)
+    rows = _empty_list(device) if rows is None else index_list("rewire: grow rows", rows, device)
+    cols = _empty_list(device) if cols is None else index_list("rewire: grow columns", cols, device)
     out, in_ = pattern.shape
     index, tile_ptr, source = call(torch.ops.snack.rewire, pattern.index, pattern.tile_ptr, drop, rows, cols, out, in_)
     return Pattern.from_packed(index, tile_ptr, pattern.shape), source
@@ -77,7 +84,7 @@ def grow_uniform(pattern: Pattern, k: int, key: int, drop: Tensor | None = None)
     Draw i names the linear position floor(draw * out * in / 2**64), row-major. Slots in `drop` count as empty.
     Returns: (rows, cols), int64 (k,). Raises: SnackError when fewer than k positions are empty.
     """
-    drop = _empty_list() if drop is None else drop
+    drop = _empty_list() if drop is None else index_list("grow_uniform: drop", drop)
     return call(torch.ops.snack.grow_uniform, pattern.index, pattern.tile_ptr, drop, k, signed64(key), *pattern.shape)
 
 
@@ -89,5 +96,5 @@ def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor 
     Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty and have a
     gradient that is a number.
     """
-    drop = _empty_list() if drop is None else drop
+    drop = _empty_list() if drop is None else index_list("grow_gradient: drop", drop)
     return call(torch.ops.snack.grow_gradient, pattern.index, pattern.tile_ptr, drop, dy.detach(), x.detach(), k, *pattern.shape)

@@ -1,11 +1,17 @@
 """spmm, spmm_t, sddmm: the three products of a sparse layer, on a Pattern and its values.
 
 Shapes: x (..., in), W (out, in), y (..., out); values (nnz,) in slot order. Tensors of one product share a floating dtype
-(float32, float16, bfloat16, float64) and a device; 16-bit products are summed in float32. Any strides are accepted.
-All three are differentiable to any order.
+(float32, float16, bfloat16; on the CPU also float64) and a device; 16-bit products are summed in float32. Any strides are
+accepted. All three are differentiable to any order.
+
+Absent connections pass nothing on: an Inf or NaN in x, dy or values arrives exactly where a connection leads, while a dense
+product would spread it through 0 * Inf. On a card a product runs on the current stream of the tensors' device, is
+deterministic in every regime but "coo", and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import Tensor
@@ -18,12 +24,20 @@ from . import _eager
 REGIMES = {"auto": 0, "coo": 1, "stream": 2, "tensor": 3, "panel": 4}
 
 
-def regime_code(regime: str) -> int:
-    """The number an operator takes for a regime's name."""
+def regime_code(regime: str, m: object = None) -> int:
+    """The number an operator takes for a regime's name. `m`: an operand; atomics on a card may be forbidden there."""
     try:
-        return REGIMES[regime]
+        code = REGIMES[regime]
     except (KeyError, TypeError):
         raise SnackError(f"regime {regime!r} is unknown; choose one of {', '.join(REGIMES)}.") from None
+    if regime == "coo" and isinstance(m, Tensor) and m.is_cuda and torch.are_deterministic_algorithms_enabled():
+        text = (
+            "regime 'coo' adds with atomics in any order, and torch.use_deterministic_algorithms(True) forbids that; "
+            "use 'auto' or 'stream', which repeat bit for bit."
+        )
+        require(torch.is_deterministic_algorithms_warn_only_enabled(), text)
+        warnings.warn(text, stacklevel=3)
+    return code
 
 
 def check_product(who: str, features_name: str, features: int, m: Tensor, values: Tensor, name: str = "x") -> None:
@@ -40,8 +54,8 @@ def check_product(who: str, features_name: str, features: int, m: Tensor, values
         )
     if m.device != values.device:
         raise SnackError(f"{who}: {name} is on {m.device} and the values are on {values.device}; move one of them.")
-    if m.device.type not in ("cpu", "meta"):
-        raise SnackError(f"{who}: tensors are on {m.device}, and this version has kernels for the CPU only; move them to 'cpu'.")
+    if m.device.type not in ("cpu", "cuda", "meta"):
+        raise SnackError(f"{who}: tensors are on {m.device}, and there are kernels for 'cpu' and 'cuda'; move them to one of these.")
     if m.dtype != values.dtype and not (m.is_floating_point() and torch.is_autocast_enabled(m.device.type)):
         raise SnackError(
             f"{who}: {name} is {str(m.dtype).removeprefix('torch.')} and the values are "
@@ -66,13 +80,14 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, bias: Tensor | None = None
 
     Args:
         values: (nnz,). x: (..., in). bias: (out,) or None.
-        regime: "auto", or force "stream" (every connection read once a batch block) or "panel" (bounded panels of W
-            decoded and multiplied by the vendor's dense product).
+        regime: "auto", or force "stream" (every connection read once a batch block), on the CPU "panel" (bounded panels of W
+            decoded and multiplied by the vendor's dense product), on a card "coo" (a thread for every connection and sample,
+            with atomics: the baseline; not deterministic).
 
     Returns: (..., out).
     Raises: SnackError on shapes, dtypes or devices that do not fit, or a regime the device does not have.
     """
-    return linear("spmm", pattern.index, pattern.tile_ptr, values, x, bias, *pattern.shape, regime_code(regime))
+    return linear("spmm", pattern.index, pattern.tile_ptr, values, x, bias, *pattern.shape, regime_code(regime, x))
 
 
 def spmm_t(pattern: Pattern, values: Tensor, dy: Tensor, regime: str = "auto") -> Tensor:
@@ -80,7 +95,7 @@ def spmm_t(pattern: Pattern, values: Tensor, dy: Tensor, regime: str = "auto") -
     out, in_ = pattern.shape
     check_product("spmm_t", "out_features", out, dy, values, "dy")
     flat = dy.reshape(dy.shape[:-1].numel(), out)
-    dx = call(_eager.spmm_t, pattern.index, pattern.tile_ptr, values, flat, out, in_, regime_code(regime))
+    dx = call(_eager.spmm_t, pattern.index, pattern.tile_ptr, values, flat, out, in_, regime_code(regime, dy))
     return dx.reshape(*dy.shape[:-1], in_)
 
 
@@ -97,6 +112,5 @@ def sddmm(pattern: Pattern, dy: Tensor, x: Tensor, regime: str = "auto") -> Tens
         f"sddmm: dy has leading dimensions {tuple(dy.shape[:-1])} and x {tuple(x.shape[:-1])}; both are the batch.",
     )
     batch = x.shape[:-1].numel()
-    return call(
-        _eager.sddmm, pattern.index, pattern.tile_ptr, dy.reshape(batch, out), x.reshape(batch, in_), out, in_, regime_code(regime)
-    )
+    flat = (dy.reshape(batch, out), x.reshape(batch, in_))
+    return call(_eager.sddmm, pattern.index, pattern.tile_ptr, *flat, out, in_, regime_code(regime, x))
