@@ -1,6 +1,6 @@
 """Fails when a dependency points the wrong way, or a torch or CUDA header stands where it must not.
 
-C++    core <- formats <- plan <- kernels <- backends (reference, cpu, cuda: none includes another) <- torch/
+C++    core <- formats <- plan <- kernels <- backends (reference, cpu, cuda: none includes another) <- defaults, torch/
 Python errors, _lib <- formats <- ops <- nn <- dst <- bench <- cli
 Usage: python tools/check_layers.py [root]
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 
 CPP_ORDER = ["core", "formats", "plan", "kernels"]
 BACKENDS = ["reference", "cpu", "cuda"]
+TOP = ["defaults", "torch"]  # they may use everything, and nothing uses them; snack/snack.hpp includes defaults
 PYTHON_ORDER = ["errors", "_lib", "formats", "ops", "nn", "dst", "data", "bench", "cli"]
 
+CUDA_HEADER = re.compile(r"cuda\w*\.h$|(cub|thrust|cute|cutlass|cooperative_groups)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 CPP_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 
@@ -23,17 +25,23 @@ CPP_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 def cpp_layer(path: str) -> str | None:
     """Layer of a repository path or of an include, e.g. include/snack/plan/plan.hpp -> plan."""
     parts = path.split("/")
+    if parts[0] == "torch":
+        return "torch"
+    if path.endswith("snack/snack.hpp"):
+        return "defaults"
     for part in parts[:-1]:
-        if part in CPP_ORDER or part in BACKENDS:
+        if part in CPP_ORDER or part in BACKENDS or part in TOP:
             return part
-    return "torch" if parts[0] == "torch" else None
+    return None
 
 
 def may_include(layer: str | None, target: str | None) -> bool:
-    if target is None or layer is None or layer == "torch":
+    if target is None or layer is None or layer == target or layer == "torch":
         return True
-    if target == "torch":
+    if target in TOP:
         return False
+    if layer in TOP:
+        return True
     if layer in BACKENDS:
         return target == layer or target in CPP_ORDER
     return target in CPP_ORDER and CPP_ORDER.index(target) <= CPP_ORDER.index(layer)
@@ -48,7 +56,7 @@ def check_cpp(root: Path) -> list[str]:
         for included in INCLUDE.findall(file.read_text()):
             if included.startswith(("torch/", "ATen/", "c10/")) and not name.startswith("torch/"):
                 problems.append(f"{name}: includes {included}; torch headers belong in torch/ only")
-            if re.match(r"(cuda|cub/|thrust/|cute/|cutlass/)", included) and not name.startswith(("src/cuda/", "torch/")):
+            if CUDA_HEADER.match(included) and not name.startswith(("src/cuda/", "torch/")):
                 problems.append(f"{name}: includes {included}; CUDA headers belong in src/cuda/ only")
             is_relative = included.startswith(".")
             target = cpp_layer((file.parent / included).resolve().relative_to(root.resolve()).as_posix() if is_relative else included)

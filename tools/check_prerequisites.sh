@@ -18,5 +18,7 @@ fi
 if [ "${1:-}" = test ]; then
   command -v nm >/dev/null || need binutils
   [ -e /usr/include/gtest/gtest.h ] || need libgtest-dev
+  command -v pkg-config >/dev/null || need pkg-config
+  command -v gzip >/dev/null || need gzip
 fi
 [ -z "$missing" ] || { echo "snack: missing Debian packages; install them with: apt-get install$missing" >&2; exit 2; }

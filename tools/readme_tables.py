@@ -67,17 +67,86 @@ def cpu_tables() -> str:
     path = ROOT / "benchmarks/results/cpu-avx512/cpu.json"
     document = json.loads(path.read_text())
     facts = document["provenance"]
+    machine = f"{facts['cpu']}, {facts['threads']} threads, PyTorch {facts['torch']}"
+    return "\n".join([*product_table(document["records"]), "", *step_table(document["records"]), "", source(path, facts, machine, "bench-cpu")])
+
+
+def source(path: Path, facts: dict, machine: str, target: str) -> str:
+    """Where the numbers come from; says so when the sources are others now."""
     name = path.relative_to(ROOT)
     is_stale = facts["source_hash"] != source_hash(ROOT)
-    stale = " **Stale: the sources have changed since; run `make bench-cpu`.**" if is_stale else ""
-    source = f"Source: [{name}]({name}); {facts['cpu']}, {facts['threads']} threads, PyTorch {facts['torch']}, {facts['date']}.{stale}"
-    return "\n".join([*product_table(document["records"]), "", *step_table(document["records"]), "", source])
+    stale = f" **Stale: the sources have changed since; run `make {target}`.**" if is_stale else ""
+    return f"Source: [{name}]({name}); {machine}, {facts['date']}.{stale}"
+
+
+CUSPARSE = ("torch_csr", "torch_coo", "cupy_csr")
+
+
+def card_cell(record: dict) -> str:
+    """Our time and those of dense, dense + mask and the fastest path through cuSPARSE over it."""
+    sparse = [record["peers"][name] for name in CUSPARSE if "time_us" in record["peers"].get(name, {})]
+    best = {"peers": {"best": min(sparse, key=lambda peer: peer["time_us"])} if sparse else {}, "time_us": record["time_us"]}
+    ratios = (ratio(record, "dense"), ratio(record, "dense_mask"), ratio(best, "best"))
+    return " · ".join((f"{record['time_us']:.1f} µs" if record["time_us"] < 99.5 else time(record["time_us"]), *ratios))
+
+
+def card_products(records: list[dict], routine: str) -> list[str]:
+    """Rows: dtype and sparsity; columns: batch; the largest size, warm weights."""
+    size = max(r["out"] for r in records)
+    found = [r for r in records if r["routine"] == routine and r["out"] == size and r["l2"] == "warm"]
+    batches = sorted({r["batch"] for r in found})
+    lines = [
+        f"`{routine}`, {size:,} × {size:,}: our time · × dense · × dense + mask · × cuSPARSE (the fastest of torch's CSR and COO and CuPy's CSR)", "",
+        "| dtype | sparsity | " + " | ".join(f"batch {b}" for b in batches) + " |", "|---" * (len(batches) + 2) + "|",
+    ]
+    for dtype in sorted({r["dtype"] for r in found}, reverse=True):
+        for sparsity in sorted({r["sparsity"] for r in found}):
+            row = {r["batch"]: r for r in found if r["sparsity"] == sparsity and r["dtype"] == dtype}
+            cells = [card_cell(row[b]) if b in row else "" for b in batches]
+            lines.append(f"| {dtype} | {100 * sparsity:g} % | " + " | ".join(cells) + " |")
+    return lines
+
+
+def card_steps(records: list[dict]) -> list[str]:
+    """One row a training step."""
+    lines = [
+        "A whole training step of the layer (forward, backward, SGD) as a replayed graph, eagerly, and the memory it needs at a time", "",
+        "| layer | sparsity | batch | step | × dense | × dense + mask | eager | × dense, eager | memory, of dense |", "|---" * 9 + "|",
+    ]
+    for r in records:
+        if r["routine"] != "layer_step":
+            continue
+        dense = r["peers"]["dense"]
+        eager = {"time_us": r["eager_us"], "peers": {"dense": {"time_us": dense["eager_us"]}}}
+        cells = [
+            f"{r['out']:,} × {r['in']:,}, {r['dtype']}", f"{100 * r['sparsity']:g} %", str(r["batch"]), time(r["time_us"]), ratio(r, "dense"),
+            ratio(r, "dense_mask"), time(r["eager_us"]), ratio(eager, "dense"), f"{100 * r['peak_bytes'] / dense['peak_bytes']:.1f} %",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def cuda_tables() -> str:
+    path = ROOT / "benchmarks/results/h200/cuda.json"
+    if not path.is_file():
+        return "No measurement on a card is committed yet: `make gpu-suite` makes one."
+    document = json.loads(path.read_text())
+    records, facts = document["records"], document["provenance"]
+    machine = f"{facts['card']}, CUDA {facts['cuda']}, PyTorch {facts['torch']}"
+    parts = [card_products(records, "spmm"), card_steps(records), [source(path, facts, machine, "bench-cuda")]]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+TABLES = {"cpu": cpu_tables, "cuda": cuda_tables}
 
 
 def main() -> int:
     readme = ROOT / "README.md"
     old = readme.read_text()
-    new = re.sub(r"(<!-- table:cpu -->\n).*?(<!-- /table:cpu -->)", lambda m: m[1] + cpu_tables() + "\n" + m[2], old, flags=re.DOTALL)
+    new = old
+    for name, make in TABLES.items():
+        marks = rf"(<!-- table:{name} -->\n).*?(<!-- /table:{name} -->)"
+        new = re.sub(marks, lambda m, make=make: m[1] + make() + "\n" + m[2], new, flags=re.DOTALL)
     if "--check" in sys.argv:
         if new != old:
             print("README.md: its tables are not those of benchmarks/results; run python tools/readme_tables.py")

@@ -1,14 +1,15 @@
 """Records of measurement: one JSON object a suite, with where the numbers come from (schema 1).
 
 {"schema": 1, "suite": ..., "provenance": {...}, "records": [{"routine", "out", "in", "batch", "sparsity", "nnz", "dtype",
-"regime", "mode", "time_us", "time_iqr_us", "bytes", "rel_error", "peers": {name: {"time_us", "note"} | {"not_run": why}}}]}
+"regime", "mode", "l2", "time_us", "time_iqr_us", "eager_us", "bytes", "floor_us", "peak_bytes", "rel_error",
+"peers": {name: {"time_us", "note"} | {"not_run": why}}}]}
 A quantity that was not measured is absent.
 """
 
 from __future__ import annotations
 
 import datetime
-import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -18,14 +19,11 @@ import torch
 
 from .. import _lib
 from ..errors import SnackError
+from .hashing import COMPILED, HASHED, source_hash
 
 SCHEMA = 1
 
-# Everything that can change a number: kernels, bindings, the Python on the way to them, the measuring code.
-HASHED = (
-    "CMakeLists.txt", "cmake", "include", "src", "torch", "python/snack/formats", "python/snack/ops", "python/snack/nn",
-    "python/snack/dst", "python/snack/bench", "python/snack/data.py", "python/snack/_lib.py",
-)
+__all__ = ["COMPILED", "HASHED", "SCHEMA", "card_name", "checkout", "provenance", "read", "source_hash"]
 
 
 def checkout() -> Path | None:
@@ -34,17 +32,6 @@ def checkout() -> Path | None:
         if (folder / "include/snack/formats/pattern.hpp").is_file() and (folder / "CMakeLists.txt").is_file():
             return folder
     return None
-
-
-def source_hash(root: Path) -> str:
-    """16 hex digits over the names and contents of the files in HASHED."""
-    digest = hashlib.sha256()
-    for top in HASHED:
-        path = root / top
-        files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
-        for file in files:
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 def _cpu_name() -> str:
@@ -57,15 +44,50 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def provenance() -> dict[str, object]:
-    """Machine, versions, commit and source hash of what is running now."""
+def card_name(name: str, count: int = 1) -> str:
+    """Folder of a card's results: "NVIDIA H200" -> "h200", two of them "h200x2"."""
+    words = [word for word in name.lower().replace("/", "-").split() if word not in ("nvidia", "geforce")]
+    return "-".join(words) + (f"x{count}" if count > 1 else "")
+
+
+def _nvml(index: int) -> dict[str, object]:
+    """Driver version, and the power that the card takes now; absent where NVML is."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+        driver, power = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetPowerUsage(handle)
+        return {"driver": driver if isinstance(driver, str) else driver.decode(), "idle_w": round(power / 1000, 1)}
+    except Exception:  # an optional package on a machine that may forbid it: then the facts are absent
+        return {}
+
+
+def _device_facts(device: torch.device | None) -> dict[str, object]:
+    if device is None or device.type == "cpu":
+        return {"device": f"cpu-{_lib.status()['isa']}", "cpu": _cpu_name(), "threads": torch.get_num_threads()}
+    index = torch.cuda.current_device() if device.index is None else device.index
+    name = torch.cuda.get_device_name(index)
+    return {"device": card_name(name), "card": name, **_nvml(index), "cuda": torch.version.cuda, "cpu": _cpu_name()}
+
+
+def _commit(root: Path) -> str | None:
+    """$SNACK_COMMIT where a copy of a checkout is measured, else what git says."""
+    if os.environ.get("SNACK_COMMIT"):
+        return os.environ["SNACK_COMMIT"][:12]
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return commit.stdout.strip()[:12] if commit.returncode == 0 else None
+
+
+def provenance(device: torch.device | None = None) -> dict[str, object]:
+    """Machine (of `device`; default the CPU), versions, commit and source hash of what is running now."""
     from importlib import metadata
 
-    status = _lib.status()
     facts: dict[str, object] = {
-        "device": f"cpu-{status['isa']}",
-        "cpu": _cpu_name(),
-        "threads": torch.get_num_threads(),
+        **_device_facts(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -78,9 +100,9 @@ def provenance() -> dict[str, object]:
     root = checkout()
     if root is not None:
         facts["source_hash"] = source_hash(root)
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
-        if commit.returncode == 0:
-            facts["commit"] = commit.stdout.strip()[:12]
+        commit = _commit(root)
+        if commit:
+            facts["commit"] = commit
     return facts
 
 

@@ -1,0 +1,83 @@
+"""Small problems that run every CUDA kernel once or twice, for compute-sanitizer: each result is compared with the CPU's.
+
+Operands are made on the CPU and copied, so that hardly a kernel but ours runs; run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that
+every tensor is an allocation of its own, whose ends are watched. Prints the number of cases, exits with 1 on a wrong result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import snack
+from snack import ops
+
+# Narrow (2-byte words), tall (4-byte words), and shapes that end in the middle of every tile and vector.
+SHAPES = [((130, 2100), 9001), ((3001, 4003), 301), ((65, 33), 700), ((1, 5000), 257), ((70, 1), 70)]
+BATCHES = (1, 3, 9)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def differs(ours: torch.Tensor, cpu: torch.Tensor, dtype: torch.dtype) -> bool:
+    if ours.numel() == 0:
+        return ours.shape != cpu.shape
+    error = (ours.cpu().double() - cpu.double()).abs().max()
+    return not bool(error <= TOLERANCE[dtype] * (1 + cpu.double().abs().max()))
+
+
+def products(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """(name, is wrong) of spmm, spmm_t and sddmm over shapes, dtypes, batches and regimes."""
+    generator = torch.Generator().manual_seed(5)
+    for (out, in_), nnz in SHAPES:
+        pattern = snack.Pattern.random((out, in_), min(nnz, out * in_), 7)
+        on_card = pattern.to(device)
+        for dtype in DTYPES:
+            values, bias = (torch.randn(n, generator=generator).to(dtype) for n in (pattern.nnz, out))
+            for batch in BATCHES:
+                x, dy = (torch.randn(batch, n, generator=generator).to(dtype) for n in (in_, out))
+                v, b, cx, cdy = (t.to(device) for t in (values, bias, x, dy))
+                strided = torch.stack([x, x], 2).to(device)[:, :, 0]  # every other element
+                truth = [ops.spmm(pattern, values, x, bias), ops.spmm_t(pattern, values, dy), ops.sddmm(pattern, dy, x)]
+                for regime in ("auto", "coo"):
+                    found = [
+                        ops.spmm(on_card, v, strided if batch == 3 else cx, b, regime), ops.spmm_t(on_card, v, cdy, regime),
+                        ops.sddmm(on_card, cdy, cx, regime),
+                    ]
+                    for name, ours, cpu in zip(("spmm", "spmm_t", "sddmm"), found, truth):
+                        yield f"{name} {out}x{in_} {dtype} batch {batch} {regime}", differs(ours, cpu, dtype)
+
+
+def edits(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """The same for rewire: at constant nnz, growing, shrinking, and refused."""
+    for (out, in_), nnz in SHAPES[:3]:
+        pattern = snack.Pattern.random((out, in_), nnz, 7)
+        on_card = pattern.to(device)
+        rows, cols = ops.grow_uniform(pattern, 100, 11)
+        for drops, grows in ((100, 100), (0, 50), (50, 0)):
+            drop = torch.arange(drops, dtype=torch.int64) * (nnz // 100)
+            cpu, cpu_source = ops.rewire(pattern, drop, rows[:grows], cols[:grows])
+            ours, source = ops.rewire(on_card, drop.to(device), rows[:grows].to(device), cols[:grows].to(device))
+            yield f"rewire {out}x{in_} -{drops} +{grows}", not (cpu.equals(ours.to("cpu")) and torch.equal(source.cpu(), cpu_source))
+        row, col = pattern.rows[:1].long(), pattern.cols[:1].long()
+        try:
+            ops.rewire(on_card, None, row.to(device), col.to(device))
+            yield f"rewire {out}x{in_} onto a connection", True
+        except snack.SnackError:
+            yield f"rewire {out}x{in_} onto a connection", False
+
+
+def main() -> int:
+    device = torch.device("cuda", 0)
+    cases = [*products(device), *edits(device)]
+    torch.cuda.synchronize()
+    wrong = [name for name, is_wrong in cases if is_wrong]
+    print("\n".join(f"wrong: {name}" for name in wrong))
+    print(f"{len(cases)} cases, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
