@@ -14,12 +14,13 @@ inline constexpr int64_t kWorkspaceBytes = 32 << 20;  // partial sums are kept b
 inline constexpr int kMaxStrips = 8;          // spmm, sddmm: strips a block may take at a time
 inline constexpr int kStagedStrips = 16;      // spmm_t: strips whose dy lies in shared memory at a time
 inline constexpr int kThreads = 256;
+inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that lie in shared memory at a time
 
 inline constexpr int kLongSegment = 24;       // spmm_t: mean slots of a row in a tile from which on rows are added four chunks at a time
 
 // Blocks of kThreads that a multiprocessor is to hold at once: the kernels' registers are limited to that.
 constexpr int spmm_resident(int64_t width) { return width == 1 ? 6 : width == 4 ? 4 : 3; }
-constexpr int sddmm_resident(int64_t width) { return width == 1 ? 5 : width == 4 ? 4 : 2; }
+constexpr int sddmm_resident(int64_t width) { return width == 1 ? 6 : 5; }
 
 constexpr int64_t aligned_256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 

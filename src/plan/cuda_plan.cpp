@@ -31,7 +31,7 @@ void plan_spmm(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "spmm_stream";
   plan.threads = kThreads;
-  plan.batch_block = stream_width(p.batch, 8);
+  plan.batch_block = stream_width(p.batch, kWidestWindow);
   const int64_t panels = std::max<int64_t>(1, g.panels()), widths = ceil_div(std::max<int64_t>(1, p.batch), plan.batch_block);
   const int64_t wanted = spmm_resident(plan.batch_block) * int64_t{card.multiprocessors};
   plan.strips = fewest_strips(g, panels * std::min(widths, wanted), wanted);
@@ -61,16 +61,17 @@ void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = column * plan.batch_chunk;
 }
 
+// One pass over the pattern: more batch columns than a window holds are read from L2, which costs less than staging them again.
 void plan_sddmm(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "sddmm_stream";
   plan.threads = kThreads;
-  plan.batch_block = stream_width(p.batch, 8);
+  plan.batch_block = stream_width(p.batch, kWidestWindow);
   plan.strips = fewest_strips(g, g.panels(), sddmm_resident(plan.batch_block) * int64_t{card.multiprocessors});
   plan.batch_chunk = p.batch;
 }
 
-// Tall patterns and the coo baseline: one thread a slot (and sample).
+// Tall patterns, sddmm of many columns and the coo baseline: one thread a slot (and sample).
 void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.threads = kThreads;
@@ -110,7 +111,8 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
   plan.regime = requested == Regime::kCoo ? Regime::kCoo : Regime::kStream;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   plan.reason = requested == Regime::kAuto ? "every connection is read once a batch block" : "asked for";
-  if (plan.regime == Regime::kCoo || g.packing == Packing::kTall) plan_slots(p, card, plan);
+  const bool many_columns = p.operation == Operation::kSddmm && p.batch > kWidestWindow;
+  if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
   else if (p.operation == Operation::kSpmm) plan_spmm(p, card, plan);
   else if (p.operation == Operation::kSpmmT) plan_spmm_t(p, card, plan);
   else plan_sddmm(p, card, plan);

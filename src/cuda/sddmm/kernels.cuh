@@ -1,10 +1,9 @@
 // sddmm: dvalues[k] = sum_b dy[b, row_k] x[b, col_k].
 //
-// sddmm_stream (narrow tiles): a block owns a run of strips of one panel. A thread keeps the sums of a few slots in
-// registers, so dvalues is written once and any batch works; windows of x (1024 columns x W) and dy (the run's rows x W) are
-// staged W batch columns at a time. Read: nnz * 2, and the windows once a (piece, W columns). Written: nnz * value.
-// sddmm_slots (tall tiles, and the coo baseline): one thread a slot, operands from L2.
-// Sums are float, in the order of the batch: results repeat bit for bit.
+// sddmm_stream (narrow tiles, batch <= W): a block owns a run of strips of one panel, whose windows of x (1024 columns x W) and dy
+// (the run's rows x W) are staged once; a thread takes kSlots slots at a time. Read: nnz * 2, and the windows once a block.
+// sddmm_slots (tall tiles, more batch columns, and the coo baseline): one thread a slot, operands from L2.
+// Sums are float, in the order of the batch: results repeat bit for bit. Written: nnz * value.
 #pragma once
 
 #include "../fixed.cuh"
@@ -25,53 +24,35 @@ struct SddmmStream {
 
 template <class T, int W>
 __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(const SddmmStream<T> a) {
-  constexpr int kSlots = W == 1 ? 8 : 4;  // sums a thread keeps; more would not fit its registers
+  constexpr int kSlots = 8;  // whose loads are in flight together
   extern __shared__ float4 shared[];
   __shared__ int offsets[kMaxStrips + 1];
   float* x = reinterpret_cast<float*>(shared);
   float* dy = x + kPanelCols * W;
   const int64_t run = blockIdx.x % a.runs, panel = blockIdx.x / a.runs, strip = run * a.strips_a_block;
   const int strips = int(min(int64_t(a.strips_a_block), a.strips - strip)), rows = strips * kStripRows;
-  const auto stage = [&](int64_t b0) {
-    const int64_t count = min(int64_t(W), a.batch - b0);
-    Window<W>::stage(x, kPanelCols, a.x, panel * kPanelCols, a.in, b0, count);
-    Window<W>::stage(dy, rows, a.dy, strip * kStripRows, a.out, b0, count);
-  };
   const int64_t lo = stage_pointers(offsets, a.tile_ptr + panel * a.strips + strip, strips);
-  if (a.batch <= W) stage(0);
+  Window<W>::stage(x, kPanelCols, a.x, panel * kPanelCols, a.in, 0, a.batch);
+  Window<W>::stage(dy, rows, a.dy, strip * kStripRows, a.out, 0, a.batch);
   __syncthreads();
 
   const int slots = offsets[strips];
   int s = 0;
   for (int piece = 0; piece < slots; piece += kThreads * kSlots) {
-    unsigned position[kSlots];  // row in the run, column in the panel
-    float sum[kSlots] = {};
+    unsigned word[kSlots];
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int slot = min(piece + i * kThreads + int(threadIdx.x), slots - 1);
-      const unsigned word = __ldg(a.index + lo + slot);
-      while (offsets[s + 1] <= slot) ++s;  // a thread's slots ascend
-      position[i] = unsigned(s) * kStripRows * kPanelCols + word;
-    }
-    for (int64_t b0 = 0; b0 < a.batch; b0 += W) {
-      if (a.batch > W) {
-        __syncthreads();
-        stage(b0);
-        __syncthreads();
-      }
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
-        float from_x[W], from_dy[W];
-        Window<W>::read(x, kPanelCols, position[i] % kPanelCols, from_x);
-        Window<W>::read(dy, rows, position[i] / kPanelCols, from_dy);
-#pragma unroll
-        for (int b = 0; b < W; ++b) sum[i] = fmaf(from_dy[b], from_x[b], sum[i]);
-      }
-    }
+    for (int i = 0; i < kSlots; ++i) word[i] = __ldg(a.index + lo + min(piece + i * kThreads + int(threadIdx.x), slots - 1));
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       const int slot = piece + i * kThreads + int(threadIdx.x);
-      if (slot < slots) a.dvalues[lo + slot] = from_float<T>(sum[i]);
+      if (slot >= slots) break;
+      while (offsets[s + 1] <= slot) ++s;  // a thread's slots ascend
+      float from_x[W], from_dy[W], sum = 0.f;
+      Window<W>::read(x, kPanelCols, word[i] & (kPanelCols - 1), from_x);
+      Window<W>::read(dy, rows, s * kStripRows + (word[i] >> kTileColBits), from_dy);
+#pragma unroll
+      for (int b = 0; b < W; ++b) sum = fmaf(from_dy[b], from_x[b], sum);
+      a.dvalues[lo + slot] = from_float<T>(sum);
     }
   }
 }

@@ -41,7 +41,7 @@ void sddmm(const SddmmArgs& args, const Plan& plan, const Resources& resources) 
   check({Operation::kSddmm, g, args.x.rows, args.dtype}, plan, resources);
   with_device_type("sddmm", args.dtype, [&](auto element) {
     using T = decltype(element);
-    if (plan.regime == Regime::kCoo || g.packing == Packing::kTall) slots<T>(args, plan, resources);
+    if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || args.x.rows > kWidestWindow) slots<T>(args, plan, resources);
     else if (plan.batch_block == 1) stream<T, 1>(args, plan, resources);
     else if (plan.batch_block == 4) stream<T, 4>(args, plan, resources);
     else stream<T, 8>(args, plan, resources);
