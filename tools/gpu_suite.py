@@ -111,14 +111,23 @@ def judge(output: Output, report: Path) -> dict:
     return {"status": "passed" if good else "failed", "tests": count["tests"], "detail": "" if good else detail}
 
 
-def python_tests(suite: Suite) -> dict:
+def python_tests(suite: Suite, tests: str = "tests/python") -> dict:
     """Every Python test that runs on a card: products, autograd, graphs, streams, compile, rewire, training, errors."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/python", "-m", "cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", tests, "-m", "cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
         if importlib.util.find_spec("xdist"):  # most of the time goes to the reference on the CPU
             command += ["-n", str(min(8, os.cpu_count() or 1))]
         return judge(suite.run(command, 330), report)
+
+
+def several_cards(suite: Suite) -> dict:
+    """Two cards in one process; part of the Python tests where there are two."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return {"status": "not run", "detail": "there is one card here; two are needed"}
+    return python_tests(suite, "tests/python/test_cuda_devices.py")
 
 
 def cpp_tests(suite: Suite) -> dict:
@@ -194,8 +203,8 @@ def benchmark(suite: Suite) -> dict:
 
 
 STEPS: dict[str, Callable[[Suite], dict]] = {
-    "doctor": doctor, "python tests": python_tests, "C++ tests": cpp_tests, "compute-sanitizer": sanitizers, "C++ example": cpp_example,
-    "benchmark": benchmark,
+    "doctor": doctor, "python tests": python_tests, "several cards": several_cards, "C++ tests": cpp_tests, "compute-sanitizer": sanitizers,
+    "C++ example": cpp_example, "benchmark": benchmark,
 }
 
 
