@@ -77,7 +77,7 @@ std::string explain_cuda(int64_t operation, int64_t out, int64_t in, int64_t nnz
                          int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes) {
   const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
   const Plan plan = make_cuda_plan(problem, Regime(regime), {int(major), int(minor), int(multiprocessors), shared_bytes, l2_bytes});
-  return std::string("kernel ") + plan.kernel + ": " + to_string(plan);
+  return std::string("kernel ") + std::string(plan.kernel) + ": " + to_string(plan);
 }
 
 std::string cpu_isa() { return cpu::isa_name(); }

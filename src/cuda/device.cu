@@ -42,6 +42,8 @@ CudaCapability ask(int device) {
   c.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
   c.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   c.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  SNACK_CHECK(c.major >= 8, "snack: CUDA device ", device, " has compute capability ", c.major, ".", c.minor,
+              "; the kernels need 8.0 or later. Use the CPU.");
   SNACK_CHECK(runs_on(architectures(), c.major, c.minor), "snack: CUDA device ", device, " has compute capability ", c.major, ".",
               c.minor, ", and this binary has code for ", architectures(), " only; build from source with -DSNACK_CUDA_ARCHITECTURES=",
               c.major, c.minor, ".");

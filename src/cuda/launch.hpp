@@ -11,8 +11,11 @@
 
 namespace snack::cuda {
 
+/// Throws Error and takes the failure off CUDA's record, so that the caller's next check does not meet it.
 inline void check(cudaError_t status, const char* operation) {
-  SNACK_CHECK(status == cudaSuccess, operation, ": CUDA reports '", cudaGetErrorString(status), "'.");
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  fail(operation, ": CUDA reports '", cudaGetErrorString(status), "'.");
 }
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
@@ -22,7 +25,8 @@ template <auto kKernel, class... Args>
 void launch(const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
   if (blocks <= 0) return;
   SNACK_CHECK(blocks <= kMaxGrid, operation, ": the problem needs ", blocks, " thread blocks, CUDA allows ", kMaxGrid, "; split the batch.");
-  if (shared > 48 * 1024) {
+  constexpr int64_t kWithoutAsking = 40 * 1024;  // CUDA's 48 KiB, less room for what a kernel holds statically
+  if (shared > kWithoutAsking) {
     constexpr int kDevices = 64;
     static std::atomic<int64_t> granted[kDevices];  // what this kernel was allowed before, by device
     const int device = current_device();
@@ -31,8 +35,12 @@ void launch(const char* operation, int64_t blocks, int threads, int64_t shared, 
       if (device < kDevices) granted[device].store(shared, std::memory_order_relaxed);
     }
   }
-  kKernel<<<dim3(unsigned(blocks)), dim3(unsigned(threads)), size_t(shared), stream>>>(args...);
-  check(cudaGetLastError(), operation);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(shared);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kKernel, args...), operation);  // unlike <<<>>>, it tells an older error from its own
 }
 
 }  // namespace snack::cuda

@@ -79,7 +79,7 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   try {
     for (int part = 0; part < threads - 1; ++part)
       state_->workers.emplace_back([state = state_.get(), part] { state->work(part); });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // no thread, or no memory for one
     state_->stop();
     fail("ThreadPool: of ", threads, " threads only ", state_->workers.size() + 1, " can be started (", error.what(), "); ask for fewer.");
   }

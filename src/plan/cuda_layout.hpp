@@ -36,11 +36,7 @@ constexpr int64_t spmm_t_shared(int64_t width, int threads) {
 }
 constexpr int64_t sddmm_shared(int64_t strips, int64_t width) { return 4 * width * (kPanelCols + strips * kStripRows); }
 
-// The fixed-point sums of tall patterns: a header of maxima (one float for the values, one a batch column), then one int64
-// and one float an output. `capacity` is the number of batch columns that share the workspace.
-constexpr int64_t fixed_header(int64_t capacity) { return aligned_256(4 * (1 + capacity)); }
-constexpr int64_t fixed_workspace(int64_t capacity, int64_t features) {
-  return fixed_header(capacity) + aligned_256(8 * capacity * features) + aligned_256(4 * capacity * features);
-}
+// The fixed-point sums of tall patterns: an int64, a float and an int an output.
+constexpr int64_t fixed_workspace(int64_t outputs) { return aligned_256(8 * outputs) + 2 * aligned_256(4 * outputs); }
 
 }  // namespace snack::cuda

@@ -20,7 +20,8 @@ int64_t chunk_of(int64_t batch, int64_t width, int64_t bytes_a_column, int64_t b
   return std::max<int64_t>(1, std::min({batch, by_grid, by_bytes}));
 }
 
-// Strips a block takes at a time: the fewest with which all blocks are resident at once, so that none waits for a second turn.
+// Strips a block takes at a time: the fewest with which all blocks are resident at once as far as registers go, so that none
+// waits for a second turn. (Where shared memory is small, fewer fit.)
 int64_t fewest_strips(const Geometry& g, int64_t blocks_a_run, int64_t places) {
   int64_t strips = 1;
   while (strips < kMaxStrips && ceil_div(g.strips(), strips) * blocks_a_run > places) ++strips;
@@ -75,10 +76,11 @@ void plan_sddmm(const Problem& p, const CudaCapability& card, Plan& plan) {
 void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.threads = kThreads;
-  plan.batch_block = 1;
   plan.splits = std::clamp<int64_t>(16 * int64_t{card.multiprocessors} / std::max<int64_t>(1, g.tiles()), 1,
                                     std::max<int64_t>(1, ceil_div(g.nnz, kThreads)));
-  plan.batch_chunk = std::max<int64_t>(1, p.batch);
+  plan.batch_chunk = plan.batch_block = std::max<int64_t>(1, p.batch);
+  if (plan.regime == Regime::kCoo) plan.reason = "the paper's mapping, a baseline: one thread a connection and sample, atomics";
+  else plan.reason = "one thread a connection, operands read from L2";
   if (p.operation == Operation::kSddmm) {
     plan.kernel = "sddmm_slots";
     return;
@@ -87,13 +89,14 @@ void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   if (plan.regime == Regime::kCoo) {
     plan.kernel = p.operation == Operation::kSpmm ? "spmm_coo" : "spmm_t_coo";
     const int64_t column = p.dtype == DType::kFloat32 ? 0 : 4 * features;
-    plan.batch_chunk = chunk_of(p.batch, 1, column, g.tiles() * plan.splits);
+    plan.batch_chunk = plan.batch_block = chunk_of(p.batch, 1, column, g.tiles() * plan.splits);
     plan.workspace_bytes = column * plan.batch_chunk;
     return;
   }
   plan.kernel = p.operation == Operation::kSpmm ? "spmm_fixed" : "spmm_t_fixed";
-  plan.batch_chunk = chunk_of(p.batch, 1, 12 * features + 4, 1);
-  plan.workspace_bytes = fixed_workspace(plan.batch_chunk, features);
+  plan.batch_chunk = plan.batch_block = chunk_of(p.batch, 1, 16 * features, 1);
+  plan.workspace_bytes = fixed_workspace(plan.batch_chunk * features);
+  plan.reason = "too sparse for tiles: one thread a connection, sums in fixed point";
 }
 
 }  // namespace
@@ -110,7 +113,7 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
   Plan plan;
   plan.regime = requested == Regime::kCoo ? Regime::kCoo : Regime::kStream;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
-  plan.reason = requested == Regime::kAuto ? "every connection is read once a batch block" : "asked for";
+  plan.reason = "every connection is read once a batch block";
   const bool many_columns = p.operation == Operation::kSddmm && p.batch > kWidestWindow;
   if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
   else if (p.operation == Operation::kSpmm) plan_spmm(p, card, plan);

@@ -132,6 +132,24 @@ TEST(Cuda, RewireIsCapturedAndLeavesARefusedPatternAsItWas) {
   check(cudaGraphDestroy(graph));
 }
 
+TEST(Cuda, ManyTilesAtTheWidestWindow) {
+  // Blocks of eight strips and eight columns: the most shared memory that a product asks for.
+  std::mt19937_64 rng(6);
+  const HostPattern pattern = reference::sample(64 * 600, 8192, 200000, 3);
+  const Dense x(8, 8192, DType::kFloat32, rng), dy(8, 64 * 600, DType::kFloat32, rng), values(1, 200000, DType::kFloat32, rng);
+  Output ours(200000, DType::kFloat32), expected(200000, DType::kFloat32), y(8 * 64 * 600, DType::kFloat32), y_expected(8 * 64 * 600, DType::kFloat32);
+  SddmmArgs sampled{pattern.view(), DType::kFloat32, dy.view, x.view, ours.data()};
+  backend::sddmm(sampled, Regime::kStream, 1);
+  sampled.dvalues = expected.data();
+  reference::sddmm(sampled);
+  EXPECT_LE(relative_error(ours.data(), expected.data(), DType::kFloat32, 200000), tolerance(DType::kFloat32));
+  SpmmArgs product{pattern.view(), DType::kFloat32, values.view.data, x.view, nullptr, y.data()};
+  backend::spmm(product, Regime::kStream, 1);
+  product.y = y_expected.data();
+  reference::spmm(product);
+  EXPECT_LE(relative_error(y.data(), y_expected.data(), DType::kFloat32, 8 * 64 * 600), tolerance(DType::kFloat32));
+}
+
 TEST(Cuda, RefusesBadArgumentsInOneSentence) {
   std::mt19937_64 rng(4);
   Bench bench(300, 4000, 50000, 2, DType::kFloat32, rng);

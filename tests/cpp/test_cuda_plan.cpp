@@ -36,13 +36,13 @@ TEST(CudaPlan, FitsEveryCardAndProblem) {
             EXPECT_GE(p.batch_chunk, batch == 0 ? 0 : 1);
             EXPECT_LE(p.threads, 1024);
             EXPECT_EQ(p.threads % 32, 0);
-            const std::string kernel = p.kernel;
-            if (kernel == "spmm_stream") { EXPECT_LE(cuda::spmm_shared(p.strips, p.batch_block, p.threads), card.shared_bytes); }
-            if (kernel == "spmm_t_stream") { EXPECT_LE(cuda::spmm_t_shared(p.batch_block, p.threads), card.shared_bytes); }
-            if (kernel == "sddmm_stream") { EXPECT_LE(cuda::sddmm_shared(p.strips, p.batch_block), card.shared_bytes); }
+            const std::string_view kernel = p.kernel;
+            if (kernel == "spmm_stream") { EXPECT_LE(cuda::spmm_shared(p.strips, p.batch_block, p.threads) + 256, card.shared_bytes); }
+            if (kernel == "spmm_t_stream") { EXPECT_LE(cuda::spmm_t_shared(p.batch_block, p.threads) + 256, card.shared_bytes); }
+            if (kernel == "sddmm_stream") { EXPECT_LE(cuda::sddmm_shared(p.strips, p.batch_block) + 256, card.shared_bytes); }
             // Bounded scratch: one batch block of partial sums may be larger where a feature vector alone is long.
             const int64_t features = operation == Operation::kSpmm ? out : in;
-            EXPECT_LE(p.workspace_bytes, std::max<int64_t>(cuda::kWorkspaceBytes + 1024, (p.splits * 4 + 16) * features * p.batch_block + 1024));
+            EXPECT_LE(p.workspace_bytes, std::max<int64_t>(cuda::kWorkspaceBytes + 1024, (p.splits * 4 + 32) * features * p.batch_block + 1024));
           }
 }
 

@@ -73,6 +73,23 @@ TEST(Spmm, RepeatsBitForBitAtAnyNumberOfThreads) {
   }
 }
 
+TEST(SmallOutputs, AreKeptBesideLargeOnes) {
+  // Two connections of a pattern far too sparse for tiles; numbers beside them that are 10^30 times as large.
+  const HostPattern pattern = pattern_of({{0, 0}, {2000, 3000}}, 2500, 4000);
+  const float values[] = {0.5f, 1e20f};
+  std::vector<float> x(4000), dy(2500), y(2500), dx(4000);
+  x[0] = 0.25f, x[1] = 1e30f, x[3000] = 1e15f;
+  dy[0] = 0.25f, dy[1] = 1e30f, dy[2000] = 1e15f;
+  backend::spmm({pattern.view(), DType::kFloat32, values, {x.data(), DType::kFloat32, 1, 4000, 4000, 1}, nullptr, y.data()}, Regime::kStream, 1);
+  EXPECT_EQ(y[0], 0.125f);
+  EXPECT_EQ(y[1], 0.0f);
+  EXPECT_FLOAT_EQ(y[2000], 1e35f);
+  backend::spmm_t({pattern.view(), DType::kFloat32, values, {dy.data(), DType::kFloat32, 1, 2500, 2500, 1}, dx.data()}, Regime::kStream, 1);
+  EXPECT_EQ(dx[0], 0.125f);
+  EXPECT_EQ(dx[1], 0.0f);
+  EXPECT_FLOAT_EQ(dx[3000], 1e35f);
+}
+
 TEST(Spmm, StructuralZerosDoNotSpreadInfinity) {
   // Column 1 of W is empty: Inf there must not reach y; column 0 is live in row 0 only.
   const HostPattern pattern = pattern_of({{0, 0}, {1, 2}, {1, 3}, {1, 4}, {1, 5}}, 2, 6);

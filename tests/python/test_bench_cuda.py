@@ -87,7 +87,10 @@ def test_a_wrong_result_has_a_large_error():
 
 def test_a_step_that_fails_to_run_ends_the_suite():
     with pytest.raises(RuntimeError, match="SNACK itself did not run"):
-        cuda._required({"not_run": "out of memory"})
+        cuda._required({"not_run": "out of memory"}, 0.0, torch.float32)
+    for error, dtype in ((2e-5, torch.float32), (0.1, torch.bfloat16), (float("nan"), torch.float32)):
+        with pytest.raises(RuntimeError, match="off by"):
+            cuda._required({"time_us": 1.0}, error, dtype)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,20 @@ def test_more_positions_than_an_int32_counts(nnz, word):
     check_all(p)
 
 
+def test_more_products_than_an_int32_counts():
+    """batch * features, and nnz * batch of the atomics, above 2**31; all rows of the batch are equal, and so are the results."""
+    batch = 70_000
+    p = make_large(65, 65_537, 1, 900, torch.float16, DEVICE)
+    y = ops.spmm(p.pattern, p.values, p.x.expand(batch, -1), p.bias)
+    assert bool((y == y[0]).all()) and torch.equal(y[:1], ops.spmm(p.pattern, p.values, p.x, p.bias))
+    dx = ops.spmm_t(p.pattern, p.values, p.dy.expand(batch, -1))
+    assert dx.numel() > 2**32 and bool((dx[-1] == dx[0]).all()) and torch.equal(dx[batch // 2], ops.spmm_t(p.pattern, p.values, p.dy)[0])
+    del dx
+    p = make_large(65, 2000, 1, 40_000, torch.float32, DEVICE)
+    y = ops.spmm(p.pattern, p.values, p.x.expand(batch, -1), regime="coo")
+    assert torch.allclose(y[[0, batch // 2, -1]], ops.spmm(p.pattern, p.values, p.x).expand(3, -1), rtol=1e-3, atol=1e-3)
+
+
 def test_a_million_squared():
     check_all(make_large(1_000_000, 1_000_000, 2, 500_000, device=DEVICE))
 
@@ -316,6 +330,18 @@ def test_what_a_card_does_not_have():
     fails([f"cuda:{count}", "does not exist"], SparseLinear, 4, 4, sparsity=0.5, device=f"cuda:{count}")
 
 
+def test_an_edit_is_not_captured():
+    layer = SparseLinear(70, 33, sparsity=0.5, device=DEVICE)
+    before, drop = snapshot(layer), torch.arange(3, device=DEVICE)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        fails(["captured", "between replays"], layer.rewire, drop)
+        graph.capture_end()
+    assert same(before, snapshot(layer))
+
+
 def test_errors_leak_nothing():
     p, double = make(33, 70, 5, 0.2, device=DEVICE), make(33, 70, 5, 0.2, torch.float64, device=DEVICE)
 
@@ -324,6 +350,7 @@ def test_errors_leak_nothing():
         fails(["panel"], ops.spmm, p.pattern, p.values, p.x, regime="panel")
         fails(["twice"], ops.rewire, p.pattern, [3, 3])
         fails([str(p.pattern.nnz)], ops.rewire, p.pattern, [p.pattern.nnz])
+        fails(["cpu", "cuda:0"], ops.spmm, p.pattern, p.values, p.x.cpu())
 
     all_errors()
     gc.collect()

@@ -171,6 +171,7 @@ def test_a_captured_training_step(make):
 def test_compile(mode):
     """One graph, the eager numbers, no recompilation and no stale addresses after edits."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = build()
     fast = torch.compile(model, fullgraph=True, mode=mode)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -189,6 +190,21 @@ def test_compile(mode):
                 for p in model.parameters():
                     p.mul_(1.01)
             edit(model[0], update)
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_compile_under_autocast():
+    torch._dynamo.reset()
+    model, (x,) = build(), batches(1)
+    fast = torch.compile(model, fullgraph=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y, z = fast(x), model(x)
+    assert y.dtype == z.dtype == torch.bfloat16
+    torch.testing.assert_close(y, z, rtol=2e-2, atol=2e-2)
+    y.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
     torch._dynamo.reset()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import snack
 from snack import dst, ops
 from snack.errors import SnackError
-from snack.nn import SparseLinear
+from snack.nn import SparseLinear, state
 
 
 def build():
@@ -268,3 +268,28 @@ def test_steppers_are_exported():
     for name in dst.__all__:
         assert hasattr(dst, name)
     assert snack.errors.SnackError is SnackError
+
+
+def test_memory_that_runs_out_between_layers_leaves_each_layer_whole(monkeypatch):
+    model = build()
+    optimizer = sgd(model)
+    stepper = snack.SET(model, optimizer, every=1, drop_fraction=0.5)
+    model(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    second = {k: v.clone() for k, v in model[2].state_dict().items()}
+    carry, calls = state.carry, []
+
+    def carry_once(layer, *args):
+        calls.append(layer)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no more")
+        carry(layer, *args)
+
+    monkeypatch.setattr(state, "carry", carry_once)
+    with pytest.raises(SnackError, match="out of memory: the layer and the optimiser are as they were"):
+        stepper.step()
+    assert stepper.updates == 1 and stepper.history[-1].layers["0"] > 0 and stepper.history[-1].layers["2"] == 0
+    assert all(torch.equal(v, second[k]) for k, v in model[2].state_dict().items())
+    monkeypatch.undo()
+    optimizer.step()
+    assert stepper.step().layers["2"] > 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -145,9 +146,48 @@ def test_gpu_suite_fails_on_failures_skips_and_silence(tmp_path):
 
 def test_gpu_suite_fails_on_fewer_tests():
     before = {"steps": [{"name": "python tests", "tests": 10}]}
-    assert gpu_suite.fewer_tests("python tests", {"tests": 10}, before) == ""
-    assert "fewer than the 10" in gpu_suite.fewer_tests("python tests", {"tests": 9}, before)
-    assert gpu_suite.fewer_tests("C++ tests", {"tests": 1}, before) == ""
+    assert gpu_suite.hold("python tests", {"status": "passed", "tests": 10}, before) == {"status": "passed", "tests": 10, "most_tests": 10}
+    fewer = gpu_suite.hold("python tests", {"status": "passed", "tests": 9}, before)
+    assert fewer["status"] == "failed" and "fewer than the 10" in fewer["detail"]
+    assert gpu_suite.hold("C++ tests", {"status": "passed", "tests": 1}, before)["status"] == "passed"
+    assert gpu_suite.hold("doctor", {"status": "passed"}, before) == {"status": "passed"}
+
+
+@pytest.mark.parametrize("between", [{"status": "failed", "tests": 7}, {"status": "failed"}, {"status": "not run"}, None])
+def test_gpu_suite_never_forgets_how_many_tests_there_were(between):
+    before = {"provenance": {"suite_hash": "a"}, "steps": [{"name": "x", "status": "passed", "tests": 100}, {"name": "doctor", "status": "passed"}]}
+    if between is None:  # a run that did not come to it, on other sources
+        steps = gpu_suite.earlier_steps(before, "b", True)
+        assert [(s["name"], s["status"], s["most_tests"]) for s in steps] == [("x", "not run", 100)]
+    else:
+        steps = [{"name": "x", **gpu_suite.hold("x", between, before)}]
+    for _ in range(2):  # nor by failing once more
+        step = gpu_suite.hold("x", {"status": "passed", "tests": 5}, {"steps": steps})
+        assert step["status"] == "failed" and "fewer than the 100" in step["detail"] and step["most_tests"] == 100
+        steps = [{"name": "x", **step}]
+    assert gpu_suite.hold("x", {"status": "passed", "tests": 101}, {"steps": steps})["most_tests"] == 101
+
+
+def test_gpu_suite_keeps_steps_of_the_same_sources_only():
+    before = {"provenance": {"source_hash": "a", "suite_hash": "b"}, "steps": [{"name": "doctor", "status": "passed"}]}
+    assert gpu_suite.earlier_steps(before, "b", True) == before["steps"]
+    assert gpu_suite.earlier_steps(before, "a", True) == gpu_suite.earlier_steps(before, "b", False) == []
+    assert gpu_suite.earlier_steps({}, "b", True) == []
+
+
+def test_suite_hash_follows_tests_and_tools_but_not_what_they_leave(tmp_path, monkeypatch):
+    root = tmp_path / ".hidden/checkout"  # where the checkout lies does not matter
+    shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    (root / "python/snack/bench").mkdir(parents=True)
+    shutil.copy(ROOT / "python/snack/bench/hashing.py", root / "python/snack/bench")
+    monkeypatch.setattr(gpu_suite, "ROOT", root)
+    before = gpu_suite.fingerprints()
+    for left in ("tests/python/.hypothesis/constants/a", "tests/python/.pytest_cache/b", "tests/__pycache__/c.pyc", "tools/.d"):
+        (root / left).parent.mkdir(parents=True, exist_ok=True)
+        (root / left).write_text("generated")
+    assert gpu_suite.fingerprints() == before
+    (root / "tools/e.py").write_text("")
+    assert gpu_suite.fingerprints()[:2] == before[:2] and gpu_suite.fingerprints()[2] != before[2]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +199,10 @@ def test_gpu_suite_fails_on_fewer_tests():
         ("12 cases, 1 wrong\n========= ERROR SUMMARY: 0 errors", 1, "failed"),
         ("========= ERROR SUMMARY: 0 errors", 0, "failed"),
         ("========= Error: Device not supported. Please refer to the manual", 1, "not run"),
+        ("UserWarning: Failed to initialize NumPy: No module named 'numpy'", 139, "failed"),
+        ("UserWarning: Failed to initialize NumPy: No module named 'numpy'", 1, "failed"),
+        ("========= Error: Failed to initialize\nSegmentation fault", 139, "failed"),
+        ("========= Error: Device not supported\n12 cases, 1 wrong", 1, "failed"),
     ],
 )
 def test_gpu_suite_reads_the_sanitizer(tmp_path, monkeypatch, says, status, expected):
@@ -170,6 +214,43 @@ def test_gpu_suite_reads_the_sanitizer(tmp_path, monkeypatch, says, status, expe
     found = gpu_suite.sanitizer(suite, "memcheck")
     assert found["status"] == expected and found["detail"]
     assert says.splitlines()[0] in (tmp_path / "gpu-suite.log").read_text()
+
+
+@pytest.mark.parametrize("says", ["UserWarning: Failed to initialize NumPy", "========= Error: Failed to initialize"])
+def test_gpu_suite_fails_a_sanitizer_whose_time_was_up(tmp_path, monkeypatch, says):
+    monkeypatch.setattr(gpu_suite.shutil, "which", lambda name, path=None: name)
+    monkeypatch.setattr(gpu_suite.Suite, "run", lambda *arguments, **environment: gpu_suite.Output(None, f"{says}\nstopped after 170 s"))
+    assert gpu_suite.sanitizer(gpu_suite.Suite(tmp_path, tmp_path, None, 0.0, False), "memcheck")["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "status", "expected"),
+    [
+        ([0.977], 0, "passed"), ([0.975], 0, "failed"), ([0.99, 0.975], 0, "failed"), ([], 0, "failed"), ([0.99], 1, "failed"),
+        ([0.99], None, "failed"),
+    ],
+)
+def test_gpu_suite_wants_the_accuracy_of_the_cpu(tmp_path, monkeypatch, accuracies, status, expected):
+    def train(suite, command, limit):
+        records = [{"contender": "snack", "accuracy": a} for a in accuracies] + [{"contender": "dense", "accuracy": 0.1}]
+        Path(command[command.index("--json") + 1]).write_text(json.dumps({"records": records}))
+        return gpu_suite.Output(status, "its last line")
+
+    monkeypatch.setattr(gpu_suite.Suite, "run", train)
+    cpu = [{"contender": "snack", "accuracy": a} for a in (0.98, 0.982)] + [{"contender": "dense", "accuracy": 0.99}]
+    (tmp_path / "cpu.json").write_text(json.dumps({"records": cpu}))
+    monkeypatch.setattr(gpu_suite, "CPU_TRAINING", tmp_path / "cpu.json")
+    suite = gpu_suite.Suite(tmp_path, tmp_path, tmp_path, 0.0, False)
+    assert "no MNIST" in gpu_suite.training(suite)["detail"]
+    (tmp_path / "mnist").mkdir()
+    found = gpu_suite.training(suite)
+    assert found["status"] == expected
+    assert ("98.10 %" in found["detail"] and "97.60 %" in found["detail"]) if status == 0 else found["detail"] == "its last line"
+
+
+def test_committed_training_of_the_cpu_is_the_one_that_the_gpu_suite_repeats():
+    records = [r for r in json.loads(gpu_suite.CPU_TRAINING.read_text())["records"] if r["contender"] == "snack"]
+    assert records and all((r["data"], r["sparsity"], r["epochs"]) == ("mnist", 0.9, 10) for r in records)
 
 
 def test_gpu_suite_stops_a_command_at_its_limit(tmp_path):

@@ -17,9 +17,11 @@ constexpr uint64_t mix64(uint64_t z) {
 /// Draw number `i` of the stream `key`: 64 uniform bits.
 constexpr uint64_t random_bits(uint64_t key, uint64_t i) { return mix64(key + (i + 1) * kGoldenGamma); }
 
+__extension__ using uint128 = unsigned __int128;
+
 /// A draw mapped to [0, bound). The bias is below bound / 2^64.
 constexpr uint64_t bounded(uint64_t bits, uint64_t bound) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(bits) * bound) >> 64);
+  return static_cast<uint64_t>((static_cast<uint128>(bits) * bound) >> 64);
 }
 
 }  // namespace snack

@@ -64,11 +64,12 @@ struct RewireOutput {
   RewireStatus* status = nullptr;     // written last; the host reads it when it wants to know
 };
 
-/// Scratch of an edit: about 5 bytes a slot and 48 bytes a grown position.
+/// Scratch of an edit on the current device: about 5 bytes a slot and 48 bytes a grown position.
 int64_t rewire_workspace(const Geometry& before, int64_t drops, int64_t grows);
 
 /// The same edit on the device, without waiting for it: pointers of `args` are device memory. A refused edit is reported in
-/// *status, and the contents of the other outputs are then the old pattern where the sizes agree (a copy of it changes nothing).
+/// *status; the other outputs are then the old pattern where the sizes agree (a copy of it changes nothing), else some pattern of
+/// the new size that can be walked.
 void rewire(const RewireArgs& args, const RewireOutput& output, const Resources& resources);
 
 /// The sentence for a status that the host has read; empty when there was no error.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "snack/core/cuda.hpp"
 #include "snack/core/types.hpp"
@@ -29,12 +30,12 @@ struct Plan {
   int64_t panel_rows = 0;       // panel: rows of W decoded at a time
   int64_t batch_chunk = 0;      // CUDA: columns of the batch that share one launch and the workspace
   int64_t strips = 0;           // CUDA stream: strips of tiles that one thread block takes at a time
-  int64_t splits = 1;           // CUDA stream: parts of a sum that different thread blocks make, added in a fixed order
+  int64_t splits = 1;           // CUDA: parts of a sum that different blocks make (added in a fixed order), or of a tile
   int threads = 0;              // CUDA: threads of a block
   int64_t workspace_bytes = 0;  // scratch the caller provides for the duration of the call; aligned to 64 bytes, CUDA: 256
   double floor_bytes = 0;       // bytes of the format that must move once: nnz * (value + index)
-  const char* kernel = "";      // CUDA: name of the kernel that is launched
-  const char* reason = "";      // one clause for people
+  std::string_view kernel;      // CUDA: name of the kernel that is launched
+  std::string_view reason;      // one clause for people
 
   bool operator==(const Plan&) const = default;
 };

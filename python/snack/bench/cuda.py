@@ -60,7 +60,7 @@ def plan(operation: int, shape: tuple[int, int], nnz: int, batch: int, values: T
         text = torch.ops.snack.explain_cuda(*problem, *torch.ops.snack.cuda_capability(values.device.index))
     else:
         text = torch.ops.snack.explain(*problem)
-    return text.split(",")[0]
+    return text.split(",")[0].rsplit(": ", 1)[-1]
 
 
 # ---- products --------------------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _warm(case: Case, grid: Grid, meter, facts: dict) -> dict:
             peers[name]["rel_error"] = errors[name]
             words = [w for w in (notes[name], times[name].get("note", "")) if w]
             peers[name] |= ({"note": "; ".join(words)} if words else {}) | ({"eager_us": eager[name]} if name in eager else {})
-    ours_time = _required(times["snack"])
+    ours_time = _required(times["snack"], errors["snack"], case.values.dtype)
     return {
         **_record(case, meter, facts, "warm"), **ours_time, "eager_us": eager["snack"], "rel_error": errors["snack"],
         "peers": {name: peers[name] for name in names},
@@ -134,27 +134,32 @@ def _warm(case: Case, grid: Grid, meter, facts: dict) -> dict:
 def _cold(case: Case, meter, facts: dict) -> dict:
     """Ours and dense with copies of the weights; the others' numbers are those of the warm record."""
     room = COLD_BYTES * 1e6 * facts.get("l2_mb", 1.0)
+    weights = case.topology.pattern.nbytes + (0 if case.routine == "sddmm" else case.values.nbytes)
     copies = {
-        "snack": 2 + int(room // max(1, case.values.nbytes + case.topology.pattern.nbytes)),
+        "snack": 2 + int(room // max(1, weights)),
         "dense": 2 + int(room // max(1, case.weight.nbytes)),
     }
     if case.routine == "sddmm":  # dense reads no weights there
         del copies["dense"]
     makers = {"snack": snack, "dense": dense}
-    contenders = {name: makers[name](case, min(256, count)) for name, count in copies.items()}
+    contenders = {name: makers[name](case, count) for name, count in copies.items()}
     times = meter.compare({name: peer.runs for name, peer in contenders.items()})
     ours = contenders["snack"]
+    error = ours.error(ours.runs[-1]())
     peers = {"dense": {**times["dense"], "note": f"{len(contenders['dense'].runs)} copies of W"}} if "dense" in times else {}
     return {
-        **_record(case, meter, facts, "cold"), **_required(times["snack"]), "eager_us": meter.eager_us(ours.runs[0]),
-        "rel_error": ours.error(ours.runs[-1]()), "params": {"copies": len(ours.runs)}, "peers": peers,
+        **_record(case, meter, facts, "cold"), **_required(times["snack"], error, case.values.dtype),
+        "eager_us": meter.eager_us(ours.runs[0]), "rel_error": error, "params": {"copies": len(ours.runs)}, "peers": peers,
     }
 
 
-def _required(found: dict) -> dict:
-    """Our own time: where SNACK itself does not run, the suite fails."""
+def _required(found: dict, error: float, dtype: torch.dtype) -> dict:
+    """Our own time: where SNACK itself does not run, or is wrong, the suite fails."""
     if "not_run" in found:
         raise RuntimeError(f"SNACK itself did not run: {found['not_run']}")
+    limit = 1e-5 if dtype == torch.float32 else 3e-2
+    if not error < limit:
+        raise RuntimeError(f"SNACK's result is off by {error:g}, more than the {limit:g} of {_title(dtype)}")
     return found
 
 
@@ -198,15 +203,15 @@ def step_record(size: int, sparsity: float, batch: int, meter, progress: Progres
     x.requires_grad_()
     topology = Topology.random(size, sparsity, device)
 
-    def masked() -> nn.Module:
-        mask = torch.zeros(size, size, device=device)
+    def masked(dtype: torch.dtype = torch.float32) -> nn.Module:
+        mask = torch.zeros(size, size, device=device, dtype=dtype)
         mask[topology.rows, topology.cols] = 1
         return _Masked(mask)
 
     makers: dict[str, Callable[[], nn.Module]] = {
         "snack": lambda: SparseLinear(size, size, sparsity=sparsity, device=device, generator=torch.Generator().manual_seed(1)),
         "dense": lambda: nn.Linear(size, size, device=device),
-        "dense_mask": masked,
+        "dense_mask": masked, "dense_mask_bool": lambda: masked(torch.bool),
     }
     progress(f"{words}: memory")
     small = torch.randn(2, 8, device=device, requires_grad=True)
@@ -229,7 +234,7 @@ def step_record(size: int, sparsity: float, batch: int, meter, progress: Progres
     return {
         "routine": "layer_step", "out": size, "in": size, "batch": batch, "sparsity": sparsity, "nnz": layer.nnz, "dtype": "float32",
         "regime": plan(0, (size, size), layer.nnz, batch, layer.values), "mode": meter.mode, "l2": "warm",
-        "params": {"optimizer": "SGD"}, **_required(sides.pop("snack")), "rel_error": error, "peers": sides,
+        "params": {"optimizer": "SGD"}, **_required(sides.pop("snack"), error, torch.float32), "rel_error": error, "peers": sides,
     }
 
 

@@ -125,11 +125,20 @@ def dense_tf32(case: Case) -> Peer:
     return Peer([run], lambda y: case.error(y, masked=False))
 
 
-def dense_mask(case: Case) -> Peer:
-    """W * mask, then the dense product; the gradient (sddmm): the dense product, then * mask."""
+def _masked(case: Case, mask: Tensor, note: str) -> Peer:
     if case.routine == "sddmm":
-        return Peer([lambda: case.dense(case.weight) * case.mask], case.error, "mask in the weight's dtype")
-    return Peer([lambda: case.dense(case.weight * case.mask)], case.error, "mask in the weight's dtype")
+        return Peer([lambda: case.dense(case.weight) * mask], case.error, note)
+    return Peer([lambda: case.dense(case.weight * mask)], case.error, note)
+
+
+def dense_mask(case: Case) -> Peer:
+    """W * mask, then the dense product; the gradient (sddmm): the dense product, then * mask. The mask as pruning libraries keep it."""
+    return _masked(case, case.mask, "mask in the weight's dtype")
+
+
+def dense_mask_bool(case: Case) -> Peer:
+    """The same with the smallest mask: one byte a position."""
+    return _masked(case, case.mask.bool(), "mask of one byte a position")
 
 
 def coo_atomics(case: Case) -> Peer:
@@ -166,6 +175,8 @@ def torch_csr(case: Case) -> Iterator[Peer]:
     if m.shape[0] == 1:
         vector = m[0]
         yield Peer([lambda: csr @ vector], lambda y: case.error(y[None]), "csr @ x[0]" + where)
+    rows = csr.shape[0]
+    yield Peer([lambda: torch.mm(csr, m.t(), out=m.new_empty(m.shape[0], rows).t()).t()], case.error, "mm(csr, x.t(), out=y.t())" + where)
     yield Peer([lambda: (csr @ m.t()).t().contiguous()], case.error, "contiguous((csr @ x.t()).t())" + where)
     yield Peer([lambda: (csr @ m.t().contiguous()).t().contiguous()], case.error, "contiguous((csr @ contiguous(x.t())).t())" + where)
 
@@ -213,6 +224,6 @@ def cupy_csr(case: Case) -> Peer:
 
 
 PEERS: dict[str, Callable[[Case], Peer | Iterator[Peer]]] = {
-    "dense": dense, "dense_tf32": dense_tf32, "dense_mask": dense_mask, "coo_atomics": coo_atomics,
-    "torch_csr": torch_csr, "torch_coo": torch_coo, "cupy_csr": cupy_csr,
+    "dense": dense, "dense_tf32": dense_tf32, "dense_mask": dense_mask, "dense_mask_bool": dense_mask_bool,
+    "coo_atomics": coo_atomics, "torch_csr": torch_csr, "torch_coo": torch_coo, "cupy_csr": cupy_csr,
 }

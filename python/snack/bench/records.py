@@ -68,7 +68,7 @@ def _device_facts(device: torch.device | None) -> dict[str, object]:
         return {"device": f"cpu-{_lib.status()['isa']}", "cpu": _cpu_name(), "threads": torch.get_num_threads()}
     index = torch.cuda.current_device() if device.index is None else device.index
     name = torch.cuda.get_device_name(index)
-    return {"device": card_name(name), "card": name, **_nvml(index), "cuda": torch.version.cuda, "cpu": _cpu_name()}
+    return {"device": card_name(name, torch.cuda.device_count()), "card": name, **_nvml(index), "cuda": torch.version.cuda, "cpu": _cpu_name()}
 
 
 def _commit(root: Path) -> str | None:
@@ -91,7 +91,8 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "command": " ".join(["snack", *sys.argv[1:]]),
+        # Without folders: they are of the machine, not of the measurement.
+        "command": " ".join(["snack", *(word.rsplit("/", 1)[-1] for word in sys.argv[1:])]),
     }
     try:
         facts["snack"] = metadata.version("snack-sparse")

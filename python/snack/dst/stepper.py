@@ -1,7 +1,8 @@
 """The stepper: every so many optimiser steps, drop some connections of every sparse layer and grow as many.
 
 An update runs in two halves. First every layer's edit is worked out by the rules and, where a rule is the user's, checked;
-then the edits are applied, each by `SparseLinear.rewire`. So an error leaves all layers as they were.
+then the edits are applied, each by `SparseLinear.rewire`. So an error of a rule or a check leaves all layers as they were. Running out
+of memory while the edits are applied leaves every layer whole, edited or not; the record in `history` says which moved.
 """
 
 from __future__ import annotations
@@ -147,13 +148,16 @@ class DST:
         options.check_optimizer(type(self).__name__, self.optimizer, self._trained())
         with torch.no_grad():
             edits = {name: self._plan(name, number, layer, step, fraction, recorders) for name, number, layer in self._trained()}
-            for edit in edits.values():
-                if edit is not None:
-                    edit.layer.rewire(edit.drop, edit.grow, edit.values, self.optimizer)
-        moved = {name: 0 if edit is None else edit.drop.numel() for name, edit in edits.items()}
-        record = Update(step, self.updates, fraction, moved, time.perf_counter() - begin)
-        self.updates += 1
-        self.history.append(record)
+            moved = dict.fromkeys(edits, 0)
+            try:
+                for name, edit in edits.items():
+                    if edit is not None:
+                        edit.layer.rewire(edit.drop, edit.grow, edit.values, self.optimizer)
+                        moved[name] = edit.drop.numel()
+            finally:
+                record = Update(step, self.updates, fraction, moved, time.perf_counter() - begin)
+                self.updates += 1
+                self.history.append(record)
         return record
 
     def is_update(self, step: int) -> bool:
@@ -198,6 +202,8 @@ class DST:
 
         def after_step(optimizer, args, kwargs) -> None:
             stepper = me()
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # recorded, not made: what it is called on is replayed later
+                return
             if stepper is not None and not _was_skipped(optimizer):
                 stepper._count()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..formats.pattern import call
 from . import _register  # noqa: F401
 
 _ops = torch.ops.snack
@@ -85,8 +86,8 @@ class _Spmm(_Product):
     def backward(ctx, dy):
         index, tile_ptr, values, x = ctx.saved_tensors
         _, _, needs_values, needs_x, needs_bias, *_ = ctx.needs_input_grad
-        dvalues = sddmm(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
-        dx = spmm_t(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
+        dvalues = call(sddmm, index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
+        dx = call(spmm_t, index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
         return None, None, dvalues, dx, dy.sum(0) if needs_bias else None, None, None, None
 
     @staticmethod
@@ -110,8 +111,8 @@ class _SpmmT(_Product):
     def backward(ctx, g):
         index, tile_ptr, values, dy = ctx.saved_tensors
         _, _, needs_values, needs_dy, *_ = ctx.needs_input_grad
-        dvalues = sddmm(index, tile_ptr, dy, g, *ctx.tail) if needs_values else None
-        ddy = spmm(index, tile_ptr, values, g, None, *ctx.tail) if needs_dy else None
+        dvalues = call(sddmm, index, tile_ptr, dy, g, *ctx.tail) if needs_values else None
+        ddy = call(spmm, index, tile_ptr, values, g, None, *ctx.tail) if needs_dy else None
         return None, None, dvalues, ddy, None, None, None
 
     @staticmethod
@@ -133,8 +134,8 @@ class _Sddmm(_Product):
         index, tile_ptr, dy, x = ctx.saved_tensors
         _, _, needs_dy, needs_x, *_ = ctx.needs_input_grad
         g = g.contiguous()  # it plays the part of values
-        ddy = spmm(index, tile_ptr, g, x, None, *ctx.tail) if needs_dy else None
-        dx = spmm_t(index, tile_ptr, g, dy, *ctx.tail) if needs_x else None
+        ddy = call(spmm, index, tile_ptr, g, x, None, *ctx.tail) if needs_dy else None
+        dx = call(spmm_t, index, tile_ptr, g, dy, *ctx.tail) if needs_x else None
         return None, None, ddy, dx, None, None, None
 
     @staticmethod

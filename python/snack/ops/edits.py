@@ -58,6 +58,11 @@ def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: obj
     Raises: SnackError on a slot or position out of range or named twice, or a position that is occupied; SnackMemoryError.
     """
     device = pattern.device
+    require(
+        device.type != "cuda" or not torch.cuda.is_current_stream_capturing(),
+        "rewire: a CUDA graph is being captured, and an edit reads whether it is valid; edit between replays (at constant nnz "
+        "the graph stays valid).",
+    )
     drop = _empty_list(device) if drop is None else index_list("rewire: drop", drop, device)
     require((rows is None) == (cols is None), "rewire: grow needs both rows and columns.")
     rows = _empty_list(device) if rows is None else index_list("rewire: grow rows", rows, device)

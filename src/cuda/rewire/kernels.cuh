@@ -5,7 +5,8 @@
 // p + shift[p - 1] + its rank among the grown positions before p. Every error is found before anything is moved.
 #pragma once
 
-#include "../fixed.cuh"
+#include "../launch.hpp"
+#include "../slots.cuh"
 #include "snack/kernels/rewire.hpp"
 
 namespace snack::cuda {
@@ -98,7 +99,8 @@ static __global__ void rewire_place_grown(int64_t grows, DevicePattern old, Rewi
   const int64_t row = key_row(key), col = key_col(key);
   bool occupied;
   const int64_t slot = old.lower_bound(row, col, &occupied);
-  if ((i > 0 && scratch.keys[i - 1] == key) || (occupied && !scratch.dropped[slot])) report(status, RewireError::kGrowOccupied, row, col);
+  if (i > 0 && scratch.keys[i - 1] == key) report(status, RewireError::kGrowTwice, row, col);
+  else if (occupied && !scratch.dropped[slot]) report(status, RewireError::kGrowOccupied, row, col);
   scratch.before[i] = slot;
   if (slot < old.geometry.nnz) atomicAdd(scratch.shift + slot, 1);
 }
@@ -139,7 +141,8 @@ static __global__ void rewire_tile_pointers(int64_t grows, DevicePattern old, Re
   const int64_t tile = thread_number(), tiles = out.geometry.tiles();
   if (tile > tiles) return;
   if (is_refused(out.status)) {
-    if (tiles == old.geometry.tiles()) out.tile_ptr[tile] = old.tile_ptr[tile];
+    // A pattern that can be walked whatever its size, and the old one where the sizes agree.
+    out.tile_ptr[tile] = tiles == old.geometry.tiles() ? min(old.tile_ptr[tile], out.geometry.nnz) : 0;
     return;
   }
   if (tile == tiles) {

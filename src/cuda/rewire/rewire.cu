@@ -57,6 +57,7 @@ int64_t blocks_for(int64_t count) { return ceil_div(count, kThreads); }
 
 int64_t rewire_workspace(const Geometry& before, int64_t drops, int64_t grows) {
   SNACK_CHECK(drops >= 0 && grows >= 0, "rewire: ", drops, " slots to drop and ", grows, " positions to grow; neither may be negative.");
+  capability(current_device());  // refuses a card that this binary has no code for
   Layout layout(nullptr);
   cut(layout, before.nnz, grows);
   layout.take<char>(int64_t(library_bytes(before.nnz, grows)));

@@ -6,7 +6,7 @@
 // Sums are float, in the order of the batch: results repeat bit for bit. Written: nnz * value.
 #pragma once
 
-#include "../fixed.cuh"
+#include "../slots.cuh"
 #include "../stage.cuh"
 
 namespace snack::cuda {

@@ -41,7 +41,7 @@ template <class T>
 void fixed(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
   const Geometry& g = args.pattern.geometry;
   FixedProduct<T> a{};
-  a.index = args.pattern.index;
+  a.index = static_cast<const uint32_t*>(args.pattern.index);
   a.tile_ptr = args.pattern.tile_ptr;
   a.values = static_cast<const T*>(args.values);
   a.operand = Strided<T>(args.dy);
