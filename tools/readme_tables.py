@@ -133,7 +133,8 @@ def cuda_tables() -> str:
     document = json.loads(path.read_text())
     records, facts = document["records"], document["provenance"]
     machine = f"{facts['card']}, CUDA {facts['cuda']}, PyTorch {facts['torch']}"
-    parts = [card_products(records, "spmm"), card_steps(records), [source(path, facts, machine, "bench-cuda")]]
+    products = [card_products(records, routine) for routine in ("spmm", "spmm_t", "sddmm")]
+    parts = [*products, card_steps(records), [source(path, facts, machine, "bench-cuda")]]
     return "\n\n".join("\n".join(part) for part in parts)
 
 

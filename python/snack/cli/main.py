@@ -50,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command is None:
             parser.print_help()
             return 0
-        arguments.command_line = shlex.join(["snack", *(sys.argv[1:] if argv is None else argv)])
+        # Absolute paths are of the machine, not of the run: their last part says enough.
+        words = (word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in (sys.argv[1:] if argv is None else argv))
+        arguments.command_line = shlex.join(["snack", *words])
         return arguments.run(arguments)
     except SnackError as error:
         print(f"snack: {error}", file=sys.stderr)
