@@ -52,6 +52,11 @@ def draw(document: dict, path) -> Path:
     _times(figure, grid[1, 1], runs)
     if runs.get("snack"):
         _connectivity(figure, grid[1, 0], runs["snack"][0])
+    return save(figure, path)
+
+
+def save(figure, path) -> Path:
+    """Writes the picture; SnackError where that is not possible."""
     try:
         figure.savefig(path)
     except OSError as error:
@@ -89,7 +94,7 @@ def _device(record) -> str:
 def _accuracy(axes, runs) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    _style(axes, "Test accuracy")
+    style(axes, "Test accuracy")
     low = []
     for name, records in runs.items():
         curves = [[100 * value for _, value in record["accuracy_curve"]] for record in records]
@@ -128,7 +133,7 @@ def _memory(axes, runs) -> None:
 
     names, totals = list(runs), {name: _total_bytes(records[0]) for name, records in runs.items()}
     saved = totals["dense"] / totals["snack"] if {"dense", "snack"} <= totals.keys() else None
-    _style(axes, "Memory in training" + (f": {human_ratio(saved)} less than dense" if saved and saved > 1 else ""))
+    style(axes, "Memory in training" + (f": {human_ratio(saved)} less than dense" if saved and saved > 1 else ""))
     for row, name in enumerate(names):
         left = 0.0
         for part, shade in zip(PARTS, SHADES):
@@ -155,7 +160,7 @@ def _times(figure, cell, runs) -> None:
     grid = cell.subgridspec(1, 2, wspace=0.12)
     for column, (key, title) in enumerate(panels):
         axes = figure.add_subplot(grid[0, column])
-        _style(axes, title)
+        style(axes, title)
         times = {
             name: statistics.median(r[key] for r in records if key in r) for name, records in runs.items() if any(key in r for r in records)
         }
@@ -179,7 +184,7 @@ def _connectivity(figure, cell, record) -> None:
         grid = cell.subgridspec(1, 2, wspace=0.12)
         for column, (when, words) in enumerate(pictures):
             axes = figure.add_subplot(grid[0, column])
-            _style(axes, heading if column == 0 else "")
+            style(axes, heading if column == 0 else "")
             axes.bar(range(len(counts[when])), counts[when], width=1.0, color=COLOURS["snack"])
             axes.set_ylim(0, 1.05 * top)
             axes.set_xlabel(f"input feature, {words}", fontsize=10.5, color=INK)
@@ -211,7 +216,7 @@ def _as_image(counts, shape) -> list[list[int]]:
 # ---- common to the panels --------------------------------------------------------------------------------------------------------------
 
 
-def _style(axes, title: str) -> None:
+def style(axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=12.5, fontweight="bold", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#aaaaaa")
