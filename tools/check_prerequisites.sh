@@ -20,5 +20,6 @@ if [ "${1:-}" = test ]; then
   [ -e /usr/include/gtest/gtest.h ] || need libgtest-dev
   command -v pkg-config >/dev/null || need pkg-config
   command -v gzip >/dev/null || need gzip
+  [ -e /usr/include/zlib.h ] || need zlib1g-dev
 fi
 [ -z "$missing" ] || { echo "snack: missing Debian packages; install them with: apt-get install$missing" >&2; exit 2; }

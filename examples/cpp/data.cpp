@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
-#include "gunzip.hpp"
+#include <zlib.h>
+
 #include "snack/core/error.hpp"
 
 namespace example {
@@ -23,6 +23,25 @@ std::string find(const std::string& folder, const std::string& file) {
   return "";
 }
 
+// A file's contents; zlib reads plain and compressed ones alike.
+std::vector<uint8_t> read_all(const std::string& path) {
+  const gzFile file = gzopen(path.c_str(), "rb");
+  SNACK_CHECK(file != nullptr, path, " cannot be read; check its permissions.");
+  std::vector<uint8_t> bytes;
+  int count = 0;
+  do {
+    constexpr size_t kChunk = 1 << 20;
+    const size_t before = bytes.size();
+    bytes.resize(before + kChunk);
+    count = gzread(file, bytes.data() + before, kChunk);
+    bytes.resize(before + size_t(std::max(0, count)));
+  } while (count > 0);
+  const bool is_whole = count == 0 && gzclose_r(file) == Z_OK;
+  if (count < 0) gzclose_r(file);
+  SNACK_CHECK(is_whole, path, " is damaged or cut short; copy it again.");
+  return bytes;
+}
+
 struct Idx {
   std::vector<int64_t> extents;
   std::vector<uint8_t> data;  // after the header
@@ -31,14 +50,7 @@ struct Idx {
 Idx read_idx(const std::string& folder, const std::string& file, int dimensions) {
   const std::string path = find(folder, file);
   SNACK_CHECK(!path.empty(), folder, " has neither ", file, " nor ", file, ".gz; give the folder of the four idx files with --data.");
-  std::ifstream stream(path, std::ios::binary);
-  std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(stream), {}};
-  SNACK_CHECK(stream.good() || stream.eof(), path, " cannot be read; check its permissions.");
-  try {
-    if (path.ends_with(".gz")) bytes = gunzip(bytes);
-  } catch (const snack::Error& error) {
-    snack::fail(path, ": ", error.what());
-  }
+  const std::vector<uint8_t> bytes = read_all(path);
   const size_t header = 4 + 4 * size_t(dimensions);
   SNACK_CHECK(bytes.size() >= header && bytes[0] == 0 && bytes[1] == 0 && bytes[2] == 8 && bytes[3] == dimensions, path,
               " is not an idx file of bytes with ", dimensions, " dimensions.");
