@@ -41,7 +41,7 @@ Network::Network(Backend& backend, const std::vector<int64_t>& widths, double sp
   const std::vector<int64_t> connections = share_connections(widths, sparsity);
   for (size_t l = 0; l + 1 < widths.size(); ++l) {
     const int64_t in = widths[l], out = widths[l + 1], nnz = connections[l];
-    const snack::HostPattern pattern = snack::cpu::sample(out, in, nnz, stream_key(seed, 0, 2 * l), snack::default_threads());
+    const snack::HostPattern pattern = snack::cpu::sample(out, in, nnz, stream_key(seed, 0, 2 * l), snack::serial());
     // He et al. 2015, with the connections a row has on average as fan-in.
     const double bound = std::sqrt(6.0 * double(out) / double(std::max<int64_t>(1, nnz)));
     std::vector<float> values(static_cast<size_t>(nnz));

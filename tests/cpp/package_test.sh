@@ -6,7 +6,6 @@
 set -eu
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "$1" && pwd)
-rm -rf "$2"  # nothing of an earlier run, which may have had another compiler
 mkdir -p "$2"
 work=$(cd "$2" && pwd)
 shift 2
@@ -14,6 +13,8 @@ python=${PYTHON:-python3}
 fail() { echo "package test: $1" >&2; exit 1; }
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "failed: $*"; }; }
 
+# Nothing of an earlier run, which may have had another compiler.
+rm -rf "$work/prefix" "$work/installed" "$work/source" "$work/app" "$work/example" "$work/subproject"
 quietly cmake --install "$build" --component snack_cpp --prefix "$work/installed"
 mv "$work/installed" "$work/prefix"  # an installation can be moved
 [ ! -e "$work/prefix/snack" ] || fail "the C++ package holds the Python library"
