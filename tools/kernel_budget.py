@@ -1,7 +1,7 @@
 """Registers, stack and static shared memory of every CUDA kernel in a library, against tests/budget/<architecture>.json.
 
 A kernel fails when it needs more than its budget or has none; a budget without a kernel fails too. --update writes what is there,
-but a stack of 0 always: that is where registers are spilled to, so a kernel that needs one is changed or excused by hand. Numbers are
+but a stack of 0 where none was excused by hand: that is where registers are spilled to, so such a kernel is changed or excused. Numbers are
 those of `cuobjdump --dump-resource-usage` (sm_90 and later count 1,024 bytes of shared memory that CUDA keeps for itself), for one
 version of the compiler (requirements/cuda.txt). Kernels of CUB are not ours and have no budget.
 
@@ -86,6 +86,13 @@ def compare(architecture: str, kernels: dict, budget: dict) -> list[str]:
     return problems + [f"{architecture}: {name} has a budget and is not in the library; run this tool with --update" for name in gone]
 
 
+def renewed(kernels: dict, old: dict) -> str:
+    """The file of budgets of what is there now. A stack that was excused by hand stays excused, at most as large as it was."""
+    stacks = {name: min(used["stack"], old.get(name, {}).get("stack", 0)) for name, used in kernels.items()}
+    lines = [f" {json.dumps(name)}: {json.dumps({**used, 'stack': stacks[name]})}" for name, used in sorted(kernels.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     installed = ROOT / ".venv/cuda/toolkit/bin/cuobjdump"
@@ -102,8 +109,8 @@ def main() -> int:
     if arguments.update:
         arguments.budget.mkdir(parents=True, exist_ok=True)
         for architecture, kernels in found.items():
-            lines = [f" {json.dumps(name)}: {json.dumps({**used, 'stack': 0})}" for name, used in sorted(kernels.items())]
-            (arguments.budget / f"{architecture}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            path = arguments.budget / f"{architecture}.json"
+            path.write_text(renewed(kernels, json.loads(path.read_text()) if path.is_file() else {}))
     problems = []
     for architecture, kernels in found.items():
         path = arguments.budget / f"{architecture}.json"

@@ -42,6 +42,13 @@ arch = sm_90a
 # ---- kernel budgets ----
 
 
+def test_an_update_excuses_no_new_stack():
+    kernel = {"registers": 40, "stack": 16, "shared": 80}
+    old = {"excused": {**kernel, "stack": 24}, "smaller": {**kernel, "stack": 8}}
+    new = json.loads(kernel_budget.renewed({"excused": kernel, "smaller": kernel, "new": kernel}, old))
+    assert {name: budget["stack"] for name, budget in new.items()} == {"excused": 16, "smaller": 8, "new": 0}
+
+
 def test_budgets_are_read_out_of_the_dump():
     assert kernel_budget.parse(DUMP) == {
         "sm_80": {"snack::cuda::k<float, 4>": {"registers": 40, "stack": 0, "shared": 80}},
