@@ -11,7 +11,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 SOURCES := $(shell git ls-files -co --exclude-standard CMakeLists.txt cmake include src torch python pyproject.toml VERSION 2>/dev/null)
 # The tests compile with the CUDA compiler of requirements/cuda.txt: register budgets hold for one version.
 NVCC := $(CURDIR)/$(VENV)/cuda/toolkit/bin/nvcc
+# Configured and built: libraries, C++ tests and the C++ package for sm_80 and sm_90a. One tree serves every target.
 CONFIGURE := -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_CUDA_COMPILER=$(NVCC)
+BUILD_CUDA = cmake --preset cuda $(CONFIGURE) && cmake --build --preset cuda
 
 .PHONY: demo test cpp-test cpp-debug-test budget package-test python-test lint wheel wheel-check gpu-bundle gpu-suite bench-cpu bench-cuda clean
 
@@ -48,8 +50,7 @@ $(VENV)/.package: $(VENV)/.demo $(SOURCES)
 # For the tests: the wheel is packed from the tree that the C++ tests were built in, so that nothing is compiled twice.
 $(VENV)/.package-test: $(VENV)/.test $(VENV)/.cuda $(SOURCES) CMakePresets.json
 	rm -f $(VENV)/.package
-	cmake --preset cuda $(CONFIGURE)
-	cmake --build --preset cuda
+	$(BUILD_CUDA)
 	rm -rf build/wheel
 	$(WHEEL) --wheel-dir build/wheel --config-settings=build-dir=build/cuda .
 	$(PIP) --no-deps --force-reinstall build/wheel/*.whl
@@ -60,8 +61,7 @@ lint: $(VENV)/.test
 	$(BIN)/python tools/check_layers.py
 
 cpp-test: $(VENV)/.test $(VENV)/.cuda
-	cmake --preset cuda $(CONFIGURE)
-	cmake --build --preset cuda
+	$(BUILD_CUDA)
 	ctest --preset cuda
 
 cpp-debug-test: $(VENV)/.test
@@ -96,8 +96,7 @@ wheel-check: wheel
 
 # What a machine with a GPU and no network needs, in build/gpu: libraries, C++ tests and the C++ example for the H200.
 gpu-bundle: $(VENV)/.test $(VENV)/.cuda
-	cmake --preset cuda $(CONFIGURE)
-	cmake --build --preset cuda
+	$(BUILD_CUDA)
 	$(BIN)/python tools/gpu_bundle.py build/cuda -DCMAKE_CUDA_COMPILER=$(NVCC) "-DCMAKE_CUDA_ARCHITECTURES=80-real;90a-real"
 
 # Fails without a GPU. Uses the virtual environment where there is one, else the interpreter that has PyTorch.
