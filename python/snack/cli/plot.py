@@ -24,6 +24,6 @@ def run(arguments) -> int:
 
     document = records.read(arguments.file)
     path = arguments.figure or f"{Path(arguments.file).stem}.png"
-    drawn = any("contender" in record for record in document["records"])
-    say(f"picture: {(figure if drawn else bench_figure).draw(document, path)}")
+    is_training = any("contender" in record for record in document["records"])
+    say(f"picture: {(figure if is_training else bench_figure).draw(document, path)}")
     return 0
