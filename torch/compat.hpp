@@ -59,8 +59,8 @@ inline PatternView pattern_view(const char* operation, const Tensor& index, cons
               ": index is not a packed pattern of shape (", out, ", ", in, ") with ", index.numel(), " connections; it must be contiguous ",
               expected == ScalarType::Short ? "int16" : "int32", ". Use snack.Pattern.");
   SNACK_CHECK(tile_ptr.dim() == 1 && tile_ptr.is_contiguous() && tile_ptr.scalar_type() == ScalarType::Long &&
-                  tile_ptr.numel() == g.tiles() + 1,
-              operation, ": tile_ptr has ", tile_ptr.numel(), " entries, a pattern of this shape needs ", g.tiles() + 1,
+                  tile_ptr.numel() == g.pointer_words(),
+              operation, ": tile_ptr has ", tile_ptr.numel(), " entries, a pattern of this shape needs ", g.pointer_words(),
               " int64 entries. Use snack.Pattern.");
   check_device(operation, "tile_ptr", tile_ptr, index);
   const auto* pointers = static_cast<const int64_t*>(tile_ptr.data_ptr());

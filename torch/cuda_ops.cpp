@@ -76,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor> rewire(const Tensor& index, const Tensor& til
   const Geometry after = make_geometry(out, in, before.geometry.nnz - args.drops + args.grows);
   const bool narrow = after.packing == Packing::kNarrow;
   Tensor new_index = allocate("rewire", index, {after.nnz}, narrow ? ScalarType::Short : ScalarType::Int);
-  Tensor new_tile_ptr = allocate("rewire", tile_ptr, {after.tiles() + 1});
+  Tensor new_tile_ptr = allocate("rewire", tile_ptr, {after.pointer_words()});
   Tensor source = allocate("rewire", tile_ptr, {after.nnz});
   Tensor status = allocate("rewire", tile_ptr, {3});
   const int64_t bytes = cuda::rewire_workspace(before.geometry, args.drops, args.grows);

@@ -58,7 +58,7 @@ std::tuple<Tensor, Tensor> unpack(const Tensor& index, const Tensor& tile_ptr, i
 
 std::tuple<bool, int64_t> geometry(int64_t out, int64_t in, int64_t nnz) {
   const Geometry g = make_geometry(out, in, nnz);
-  return {g.packing == Packing::kNarrow, g.tiles()};
+  return {g.packing == Packing::kNarrow, g.pointer_words()};
 }
 
 Problem problem_of(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {

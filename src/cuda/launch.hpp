@@ -40,7 +40,11 @@ void launch(const char* operation, int64_t blocks, int threads, int64_t shared, 
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(shared);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kKernel, args...), operation);  // unlike <<<>>>, it tells an older error from its own
+  const cudaError_t status = cudaLaunchKernelEx(&config, kKernel, args...);  // unlike <<<>>>, it tells an older error from its own
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  fail(operation, ": CUDA reports '", cudaGetErrorString(status), "' for ", blocks, " blocks of ", threads, " threads and ", shared,
+       " bytes of shared memory.");
 }
 
 }  // namespace snack::cuda

@@ -1,6 +1,7 @@
 #include "snack/formats/pattern.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "snack/core/error.hpp"
@@ -24,6 +25,21 @@ int64_t tile_of(const Geometry& g, SlotKey key) {
 SlotKey first_key_of_tile(const Geometry& g, int64_t tile) {
   const int64_t panel = tile / g.strips(), strip = tile % g.strips();
   return slot_key(strip << row_bits(g.packing), panel << kTileColBits);
+}
+
+// Row starts of all tiles; they are bytes behind the pointers, so they are copied as bytes.
+void fill_row_starts(const SlotKey* keys, const Geometry& g, int64_t* tile_ptr, const ParallelFor& runner) {
+  tile_ptr[g.pointer_words() - 1] = 0;
+  auto* starts = reinterpret_cast<unsigned char*>(tile_ptr + g.tiles() + 1);
+  parallel_for(runner, g.tiles(), [&](int64_t tile) {
+    const int64_t panel = tile / g.strips(), first = tile % g.strips() * tile_rows(g.packing);
+    int64_t slot = tile_ptr[tile];
+    for (int64_t row = first; row < std::min(g.out, first + tile_rows(g.packing)); ++row) {
+      while (slot < tile_ptr[tile + 1] && key_row(keys[slot]) < row) ++slot;
+      const auto start = uint16_t(slot - tile_ptr[tile]);
+      std::memcpy(starts + 2 * (panel * g.out + row), &start, sizeof start);
+    }
+  });
 }
 
 }  // namespace
@@ -50,6 +66,7 @@ void encode(const SlotKey* keys, const Geometry& g, void* index, int64_t* tile_p
       tile_ptr[tile] = slot;
     }
   });
+  if (g.has_row_starts()) fill_row_starts(keys, g, tile_ptr, runner);
   with_index(g.packing, [&](auto word) {
     using Word = decltype(word);
     auto* words = static_cast<Word*>(index);
@@ -63,7 +80,7 @@ void encode(const SlotKey* keys, const Geometry& g, void* index, int64_t* tile_p
 
 HostPattern encode(const std::vector<SlotKey>& keys, const Geometry& geometry, const ParallelFor& runner) {
   HostPattern pattern{geometry, std::vector<uint8_t>(size_t(geometry.nnz * index_bytes(geometry.packing))),
-                      std::vector<int64_t>(size_t(geometry.tiles() + 1))};
+                      std::vector<int64_t>(size_t(geometry.pointer_words()))};
   encode(keys.data(), geometry, pattern.index.data(), pattern.tile_ptr.data(), runner);
   return pattern;
 }

@@ -49,7 +49,7 @@ void check(const PatternView& pattern, const char* operation) {
   SNACK_CHECK(g.packing == expected.packing, operation, ": the pattern's packing is not that of its shape and ", g.nnz,
               " connections; take the geometry from snack::make_geometry.");
   check_pointer(pattern.index, g.nnz, operation, "the pattern's index");
-  check_pointer(pattern.tile_ptr, g.tiles() + 1, operation, "the pattern's tile_ptr");
+  check_pointer(pattern.tile_ptr, g.pointer_words(), operation, "the pattern's tile_ptr");
 }
 
 void check(const SpmmArgs& args) {

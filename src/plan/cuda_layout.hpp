@@ -16,6 +16,29 @@ inline constexpr int kStagedStrips = 16;      // spmm_t: strips whose dy lies in
 inline constexpr int kThreads = 256;
 inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that lie in shared memory at a time
 
+// spmm_rows
+inline constexpr int kRowsThreads = 640;      // the most a block may have
+constexpr int rows_resident(int width) { return width == 1 ? 2 : 1; }  // blocks that registers must leave room for
+inline constexpr int64_t kManyChunks = 12;   // of eight slots, a segment: two blocks share a multiprocessor from here on
+// spmm_t_rows
+inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared memory at a time
+constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
+
+inline constexpr int kLongSegments = 4;       // a row is left to the whole block if it has a segment so many times the mean
+inline constexpr int64_t kTableBytes = 32 << 10;  // the most that the table of segments may take
+inline constexpr int64_t kMaxRowsSlots = (int64_t{1} << 32) - 16;  // slots that its 32-bit numbers reach
+
+/// log2 of the bytes of a column of W numbers.
+constexpr int log2_column(int64_t element_bytes, int width) {
+  int log = element_bytes == 4 ? 2 : 1;
+  for (; width > 1; width /= 2) ++log;
+  return log;
+}
+/// Shared memory of spmm_rows: x, one panel more so that panels can begin at multiples of their size, and the table.
+constexpr int64_t rows_shared(int64_t element_bytes, int width, int64_t panels, int64_t rows) {
+  return (panels + 1) * (int64_t{kPanelCols} << log2_column(element_bytes, width)) + 8 * panels * rows;
+}
+
 inline constexpr int kLongSegment = 24;       // spmm_t: mean slots of a row in a tile from which on rows are added four chunks at a time
 
 // Blocks of kThreads that a multiprocessor is to hold at once: the kernels' registers are limited to that.

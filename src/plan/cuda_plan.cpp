@@ -44,6 +44,54 @@ void plan_spmm(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = column * plan.batch_chunk;
 }
 
+// The widest window of x that a lane reads at once: 16 bytes a column.
+int rows_width(int64_t batch, DType dtype) {
+  const int widest = dtype == DType::kFloat32 ? 4 : 8;
+  int width = 1;
+  while (width < widest && width < batch) width *= 2;
+  return width;
+}
+
+// One block a place on the card, each with all panels of x where they fit. A team has about as many lanes as a segment has
+// chunks of eight slots, and more groups of them, one a panel, while the block has threads to spare.
+void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
+  const Geometry& g = p.geometry;
+  const int64_t bytes = size_of(p.dtype), batch = std::max<int64_t>(1, p.batch);
+  const int width = rows_width(batch, p.dtype);
+  plan.kernel = "spmm_rows";
+  plan.batch_block = width;
+  const int64_t chunks = g.nnz / std::max<int64_t>(1, 8 * g.segments()) + 1, widths = ceil_div(batch, width);
+  // A second block a multiprocessor hides more latency and costs a second copy of x; it pays where there is much to read.
+  int64_t resident = chunks >= kManyChunks ? rows_resident(width) : 1;
+  const auto fitting = [&] {
+    const int64_t room = card.shared_bytes / resident - 2048 - kTableBytes;  // 2 KiB: what is static, and the system's
+    return std::max<int64_t>(1, room / (int64_t{kPanelCols} << log2_column(bytes, width)) - 1);
+  };
+  if (fitting() < g.panels()) resident = 1;
+  const int64_t places = card.multiprocessors * resident;
+  plan.splits = ceil_div(g.panels(), std::min(g.panels(), fitting()));
+  plan.splits = std::clamp<int64_t>(places / std::max<int64_t>(1, g.out * widths), plan.splits, g.panels());  // very few rows
+  plan.splits = ceil_div(g.panels(), ceil_div(g.panels(), plan.splits));
+  const int64_t panels = ceil_div(g.panels(), plan.splits);
+  plan.rows = std::clamp<int64_t>(ceil_div(g.out * plan.splits, places), 1, kTableBytes / (8 * panels));
+
+  // As many lanes as the segment has chunks, or half of that where the rounds of a block would end on idle teams.
+  const auto busy = [&](int64_t lanes) {
+    const int64_t teams = kRowsThreads / lanes;
+    return double(plan.rows) / double(ceil_div(plan.rows, teams) * std::min(teams, plan.rows));
+  };
+  plan.lanes = plan.groups = 1;
+  while (plan.lanes < 32 && plan.lanes < chunks) plan.lanes *= 2;
+  if (plan.lanes > 1 && busy(plan.lanes) < 0.8 && busy(plan.lanes / 2) > busy(plan.lanes)) plan.lanes /= 2;
+  const auto team = [&] { return int64_t{plan.lanes} * plan.groups; };
+  while (team() < 32 && 2 * plan.groups <= panels && 2 * team() * plan.rows <= kRowsThreads) plan.groups *= 2;
+  plan.threads = int(std::clamp<int64_t>(ceil_div(plan.rows * team(), 32) * 32, 64, kRowsThreads));
+  const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.out * 4;
+  plan.batch_chunk = chunk_of(p.batch, width, column, ceil_div(g.out, plan.rows) * plan.splits);
+  plan.workspace_bytes = column * plan.batch_chunk;
+  plan.reason = "every row is one team's, all of x lies in shared memory";
+}
+
 void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "spmm_t_stream";
@@ -60,6 +108,26 @@ void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;
   plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, g.panels() * plan.splits);
   plan.workspace_bytes = column * plan.batch_chunk;
+}
+
+// As many warps as there is room for column sums; a step takes about a segment.
+void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
+  const Geometry& g = p.geometry;
+  plan.kernel = "spmm_t_rows";
+  plan.batch_block = p.batch == 2 ? 2 : stream_width(p.batch, 4);
+  const int64_t room = card.shared_bytes - 1024 - 4 * (kStagedRows + 1) - rows_t_shared(plan.batch_block, 0);
+  const int64_t warps = std::clamp<int64_t>(room / (rows_t_shared(plan.batch_block, 32) - rows_t_shared(plan.batch_block, 0)), 1, 32);
+  const int64_t blocks = g.panels() * ceil_div(std::max<int64_t>(1, p.batch), plan.batch_block);
+  plan.splits = std::clamp<int64_t>(card.multiprocessors / blocks, 1, ceil_div(g.out, 2 * warps));  // two rows a warp, or more
+  plan.rows = ceil_div(g.out, plan.splits);
+  plan.splits = ceil_div(g.out, plan.rows);
+  plan.threads = int(32 * std::min(warps, plan.rows));
+  const int64_t mean = g.nnz / g.segments();
+  plan.lanes = mean <= 24 ? 32 : mean <= 72 ? 64 : 128;
+  const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;
+  plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, g.panels() * plan.splits);
+  plan.workspace_bytes = column * plan.batch_chunk;
+  plan.reason = "a warp a row, column sums of its own";
 }
 
 // One pass over the pattern: more batch columns than a window holds are read from L2, which costs less than staging them again.
@@ -116,7 +184,9 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
   plan.reason = "every connection is read once a batch block";
   const bool many_columns = p.operation == Operation::kSddmm && p.batch > kWidestWindow;
   if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
+  else if (p.operation == Operation::kSpmm && g.has_row_starts() && g.nnz <= kMaxRowsSlots && p.batch <= kWidestWindow) plan_spmm_rows(p, card, plan);
   else if (p.operation == Operation::kSpmm) plan_spmm(p, card, plan);
+  else if (p.operation == Operation::kSpmmT && g.has_row_starts()) plan_spmm_t_rows(p, card, plan);
   else if (p.operation == Operation::kSpmmT) plan_spmm_t(p, card, plan);
   else plan_sddmm(p, card, plan);
   return plan;

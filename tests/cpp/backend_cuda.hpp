@@ -55,7 +55,7 @@ class DevicePatternCopy {
  public:
   explicit DevicePatternCopy(const PatternView& p)
       : index_(Memory::copy_of(p.index, p.geometry.nnz * index_bytes(p.geometry.packing))),
-        pointers_(Memory::copy_of(p.tile_ptr, (p.geometry.tiles() + 1) * 8)),
+        pointers_(Memory::copy_of(p.tile_ptr, p.geometry.pointer_words() * 8)),
         view_{p.geometry, index_.data(), reinterpret_cast<const int64_t*>(pointers_.data())} {}
   const PatternView& view() const { return view_; }
 
@@ -138,10 +138,10 @@ inline RewireResult rewire(RewireArgs args) {
   RewireResult result;
   result.pattern.geometry = after;
   result.pattern.index.resize(size_t(after.nnz * index_bytes(after.packing)));
-  result.pattern.tile_ptr.resize(size_t(after.tiles() + 1));
+  result.pattern.tile_ptr.resize(size_t(after.pointer_words()));
   result.source.resize(size_t(after.nnz));
   const int64_t bytes = cuda::rewire_workspace(before, args.drops, args.grows);
-  const Memory index(int64_t(result.pattern.index.size())), pointers((after.tiles() + 1) * 8), source(after.nnz * 8), status(sizeof(cuda::RewireStatus)),
+  const Memory index(int64_t(result.pattern.index.size())), pointers(after.pointer_words() * 8), source(after.nnz * 8), status(sizeof(cuda::RewireStatus)),
       workspace(bytes);
   cuda::rewire(args, {after, index.data(), reinterpret_cast<int64_t*>(pointers.data()), reinterpret_cast<int64_t*>(source.data()),
                       reinterpret_cast<cuda::RewireStatus*>(status.data())}, {nullptr, workspace.data(), bytes});
@@ -151,7 +151,7 @@ inline RewireResult rewire(RewireArgs args) {
   const std::string sentence = cuda::describe(said, before);
   SNACK_CHECK(sentence.empty(), sentence);
   index.to(result.pattern.index.data(), int64_t(result.pattern.index.size()));
-  pointers.to(result.pattern.tile_ptr.data(), (after.tiles() + 1) * 8);
+  pointers.to(result.pattern.tile_ptr.data(), after.pointer_words() * 8);
   source.to(result.source.data(), after.nnz * 8);
   return result;
 }

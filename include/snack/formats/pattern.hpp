@@ -8,8 +8,13 @@
 // (row in tile << 10) | column in tile. Two packings of the same order:
 //   narrow  uint16 words, tiles of 64 rows          2 bytes a slot; used at a mean of >= 32 slots a tile
 //   tall    uint32 words, tiles of 4,194,304 rows   4 bytes a slot; for layers too sparse to fill narrow tiles
-// Pointers cost at most 8/32 byte a slot (narrow) or 8 * ceil(in / 1024) * ceil(out / 2^22) bytes (tall): nothing here
+// Tile pointers cost at most 8/32 byte a slot (narrow) or 8 * ceil(in / 1024) * ceil(out / 2^22) bytes (tall): nothing here
 // ever grows with out * in at a rate that matters (at most 4 bytes * max(out, in) + 16 for any 31-bit shape).
+//
+// A segment is the run of slots of one row in one panel. Narrow patterns with a mean of at least kSegmentMeanSlots a segment
+// also know where each begins: row_starts[panel * out + row], uint16, counted from the start of the row's tile (the first slots
+// of a tile's 64 rows lie below 63 * 1024). They lie behind the tile pointers, in the same array, and cost at most half a byte
+// a slot; the last word is filled up with zeros.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +29,7 @@ inline constexpr int kTileColBits = 10;
 inline constexpr int64_t kTileCols = int64_t{1} << kTileColBits;
 inline constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
 inline constexpr int64_t kNarrowMeanSlots = 32;
+inline constexpr int64_t kSegmentMeanSlots = 4;
 
 enum class Packing : int { kNarrow, kTall };
 
@@ -40,6 +46,10 @@ struct Geometry {
   constexpr int64_t strips() const { return ceil_div(out, tile_rows(packing)); }
   constexpr int64_t panels() const { return ceil_div(in, kTileCols); }
   constexpr int64_t tiles() const { return strips() * panels(); }
+  constexpr int64_t segments() const { return out * panels(); }
+  constexpr bool has_row_starts() const { return packing == Packing::kNarrow && nnz / kSegmentMeanSlots >= segments(); }
+  /// int64 words of tile_ptr: tiles() + 1 pointers, then the row starts.
+  constexpr int64_t pointer_words() const { return tiles() + 1 + (has_row_starts() ? ceil_div(2 * segments(), 8) : 0); }
 };
 
 /// The packing is a function of shape and nnz alone. Throws Error on extents outside [0, 2^31) or nnz > out * in.
@@ -50,7 +60,11 @@ Geometry make_geometry(int64_t out, int64_t in, int64_t nnz);
 struct PatternView {
   Geometry geometry;
   const void* index = nullptr;        // nnz words
-  const int64_t* tile_ptr = nullptr;  // tiles + 1 offsets into index
+  const int64_t* tile_ptr = nullptr;  // pointer_words(): tiles + 1 offsets into index, then the row starts
+  /// Null where the geometry has none.
+  const uint16_t* row_starts() const {
+    return geometry.has_row_starts() ? reinterpret_cast<const uint16_t*>(tile_ptr + geometry.tiles() + 1) : nullptr;
+  }
 };
 
 /// Owning packed pattern on the host.
@@ -71,7 +85,7 @@ constexpr int64_t key_col(SlotKey key) {
   return (int64_t(key >> 41) << kTileColBits) | int64_t(key & SlotKey(kTileCols - 1));
 }
 
-/// Writes index (nnz words) and tile_ptr (tiles + 1) of sorted, distinct keys.
+/// Writes index (nnz words) and tile_ptr (pointer_words()) of sorted, distinct keys.
 void encode(const SlotKey* keys, const Geometry& geometry, void* index, int64_t* tile_ptr, const ParallelFor& runner);
 HostPattern encode(const std::vector<SlotKey>& keys, const Geometry& geometry, const ParallelFor& runner = serial());
 

@@ -59,7 +59,7 @@ struct RewireStatus {
 struct RewireOutput {
   Geometry geometry;
   void* index = nullptr;              // geometry.nnz words
-  int64_t* tile_ptr = nullptr;        // geometry.tiles() + 1
+  int64_t* tile_ptr = nullptr;        // geometry.pointer_words()
   int64_t* source = nullptr;          // geometry.nnz, as in RewireResult
   RewireStatus* status = nullptr;     // written last; the host reads it when it wants to know
 };

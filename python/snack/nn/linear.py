@@ -310,9 +310,9 @@ class SparseLinear(nn.Module):
 
 def meta_pattern(shape: tuple[int, int], nnz: int) -> Pattern:
     """Packed tensors of the right shapes without memory."""
-    is_narrow, tiles = torch.ops.snack.geometry(*shape, nnz)
+    is_narrow, words = torch.ops.snack.geometry(*shape, nnz)
     index = torch.empty(nnz, dtype=torch.int16 if is_narrow else torch.int32, device="meta")
-    return Pattern.from_packed(index, torch.empty(tiles + 1, dtype=torch.int64, device="meta"), shape)
+    return Pattern.from_packed(index, torch.empty(words, dtype=torch.int64, device="meta"), shape)
 
 
 __all__ = ["SLOT_ORDER", "SparseLinear"]

@@ -35,9 +35,9 @@ def _(index, tile_ptr, dy, x, out_features, in_features, regime=0):
 
 
 def _packed(like: Tensor, out_features: int, in_features: int, nnz: int) -> tuple[Tensor, Tensor]:
-    is_narrow, tiles = _ops.geometry(out_features, in_features, int(nnz))
+    is_narrow, words = _ops.geometry(out_features, in_features, int(nnz))
     index = like.new_empty((nnz,), dtype=torch.int16 if is_narrow else torch.int32)
-    return index, like.new_empty((tiles + 1,), dtype=torch.int64)
+    return index, like.new_empty((words,), dtype=torch.int64)
 
 
 @torch.library.register_fake("snack::rewire")

@@ -155,4 +155,17 @@ static __global__ void rewire_tile_pointers(int64_t grows, DevicePattern old, Re
   out.tile_ptr[tile] = kept_before(p, lower_bound(scratch.before, grows, p), scratch) + lower_bound(scratch.keys, grows, slot_key(row, col));
 }
 
+// A thread a row and panel of the new pattern, and one a word that only fills up the array.
+static __global__ void rewire_row_starts(DevicePattern edited, uint16_t* starts, int64_t words) {
+  const int64_t i = thread_number(), segments = edited.geometry.segments();
+  if (i >= words) return;
+  uint16_t start = 0;
+  if (i < segments) {
+    const int64_t row = i % edited.geometry.out, panel = i / edited.geometry.out;
+    bool found;
+    start = uint16_t(edited.lower_bound(row, panel << kTileColBits, &found) - edited.tile_ptr[edited.tile_of(row, panel)]);
+  }
+  starts[i] = start;
+}
+
 }  // namespace snack::cuda

@@ -104,6 +104,11 @@ void rewire(const RewireArgs& args, const RewireOutput& out, const Resources& re
   }
   launch<rewire_move_grown>("rewire", blocks_for(args.grows), kThreads, 0, stream, args.grows, s, out);
   launch<rewire_tile_pointers>("rewire", blocks_for(edited.tiles() + 1), kThreads, 0, stream, args.grows, old, s, out);
+  if (edited.has_row_starts()) {
+    const int64_t words = 4 * (edited.pointer_words() - edited.tiles() - 1);
+    auto* starts = reinterpret_cast<uint16_t*>(out.tile_ptr + edited.tiles() + 1);
+    launch<rewire_row_starts>("rewire", blocks_for(words), kThreads, 0, stream, DevicePattern{edited, out.index, out.tile_ptr}, starts, words);
+  }
 }
 
 }  // namespace snack::cuda

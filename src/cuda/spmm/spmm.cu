@@ -1,7 +1,10 @@
 #include "snack/kernels/spmm.hpp"
 
+#include <bit>
+
 #include "../coo.cuh"
 #include "../host.hpp"
+#include "rows.cuh"
 #include "stream.cuh"
 
 namespace snack::cuda {
@@ -35,6 +38,37 @@ void stream(const SpmmArgs& args, const Plan& plan, const Resources& resources) 
   }
 }
 
+template <class T, int W>
+void rows(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  SpmmRows<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.row_starts = args.pattern.row_starts();
+  a.values = static_cast<const T*>(args.values);
+  a.x = Strided<T>(args.x);
+  a.bias = static_cast<const T*>(args.bias);
+  a.y = static_cast<T*>(args.y);
+  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
+  a.out = g.out, a.in = g.in;
+  a.strips = uint32_t(g.strips()), a.panels = int(g.panels());
+  a.runs = uint32_t(ceil_div(g.out, plan.rows)), a.splits = uint32_t(plan.splits);
+  a.panels_a_split = int(ceil_div(g.panels(), plan.splits));
+  a.slots = uint32_t(g.nnz);
+  a.whole_chunks = is_aligned_16(a.index) && is_aligned_16(a.values) ? a.slots / 8 : 0;
+  a.rows_a_block = int(plan.rows);
+  a.log_rows = int(std::bit_width(uint64_t(plan.rows - 1)));
+  a.log_lanes = std::countr_zero(unsigned(plan.lanes)), a.log_team = std::countr_zero(unsigned(plan.lanes * plan.groups));
+  a.long_chunks = int(kLongSegments * std::max<int64_t>(plan.lanes, g.nnz / (8 * g.segments()) + 1));
+  for (a.b0 = 0; a.b0 < args.x.rows; a.b0 += plan.batch_chunk) {
+    a.batch = std::min(plan.batch_chunk, args.x.rows - a.b0);
+    launch<spmm_rows<T, W>>("spmm", int64_t{a.runs} * a.splits * ceil_div(a.batch, W), plan.threads,
+                            rows_shared(sizeof(T), W, a.panels_a_split, plan.rows), resources.stream, a);
+    if (a.partials != nullptr)
+      finish("spmm", a.partials, a.splits, a.batch, a.out, args.bias, args.dtype, a.y + a.b0 * a.out, resources.stream);
+  }
+}
+
 template <class T>
 void fixed(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
   const Geometry& g = args.pattern.geometry;
@@ -61,6 +95,12 @@ void spmm(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
       coo_product<T, false>("spmm", args.pattern, static_cast<const T*>(args.values), args.x, static_cast<const T*>(args.bias),
                             static_cast<T*>(args.y), g.out, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
+    else if (plan.rows > 0) {
+      if (plan.batch_block == 1) rows<T, 1>(args, plan, resources);
+      else if (plan.batch_block == 2) rows<T, 2>(args, plan, resources);
+      else if (plan.batch_block == 4) rows<T, 4>(args, plan, resources);
+      else if constexpr (sizeof(T) == 2) rows<T, 8>(args, plan, resources);
+    }
     else if (plan.batch_block == 1) stream<T, 1>(args, plan, resources);
     else if (plan.batch_block == 4) stream<T, 4>(args, plan, resources);
     else stream<T, 8>(args, plan, resources);

@@ -2,6 +2,7 @@
 
 #include "../coo.cuh"
 #include "../host.hpp"
+#include "rows.cuh"
 #include "stream.cuh"
 
 namespace snack::cuda {
@@ -37,6 +38,36 @@ void stream(const SpmmTArgs& args, const Plan& plan, const Resources& resources)
   has_long_rows ? stream_of<T, W, 4>(args, plan, resources) : stream_of<T, W, 1>(args, plan, resources);
 }
 
+template <class T, int W, int kAtOnce>
+void rows_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  SpmmTRows<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.row_starts = args.pattern.row_starts();
+  a.values = static_cast<const T*>(args.values);
+  a.dy = Strided<T>(args.dy);
+  a.dx = static_cast<T*>(args.dx);
+  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
+  a.out = g.out, a.in = g.in;
+  a.strips = g.strips(), a.rows_a_split = plan.rows;
+  a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
+  for (a.b0 = 0; a.b0 < args.dy.rows; a.b0 += plan.batch_chunk) {
+    a.batch = std::min(plan.batch_chunk, args.dy.rows - a.b0);
+    launch<spmm_t_rows<T, W, kAtOnce>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, W), plan.threads, rows_t_shared(W, plan.threads),
+                                       resources.stream, a);
+    if (a.partials != nullptr)
+      finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
+  }
+}
+
+template <class T, int W>
+void rows(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  if (plan.lanes == 32) rows_of<T, W, 1>(args, plan, resources);
+  else if (plan.lanes == 64) rows_of<T, W, 2>(args, plan, resources);
+  else rows_of<T, W, 4>(args, plan, resources);
+}
+
 template <class T>
 void fixed(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
   const Geometry& g = args.pattern.geometry;
@@ -63,8 +94,10 @@ void spmm_t(const SpmmTArgs& args, const Plan& plan, const Resources& resources)
       coo_product<T, true>("spmm_t", args.pattern, static_cast<const T*>(args.values), args.dy, static_cast<const T*>(nullptr),
                            static_cast<T*>(args.dx), g.in, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
-    else if (plan.batch_block == 1) stream<T, 1>(args, plan, resources);
-    else stream<T, 4>(args, plan, resources);
+    else if (plan.rows > 0) plan.batch_block == 1   ? rows<T, 1>(args, plan, resources)
+                            : plan.batch_block == 2 ? rows<T, 2>(args, plan, resources)
+                                                    : rows<T, 4>(args, plan, resources);
+    else plan.batch_block == 1 ? stream<T, 1>(args, plan, resources) : stream<T, 4>(args, plan, resources);
   });
 }
 

@@ -33,6 +33,9 @@ struct Vector {
   __device__ __forceinline__ void load(const float* p) {
     if constexpr (W == 1) {
       of[0] = *p;
+    } else if constexpr (W == 2) {
+      const float2 v = *reinterpret_cast<const float2*>(p);
+      of[0] = v.x, of[1] = v.y;
     } else {
       static_assert(W == 4);
       const float4 v = *reinterpret_cast<const float4*>(p);
@@ -41,6 +44,7 @@ struct Vector {
   }
   __device__ __forceinline__ void store(float* p) const {
     if constexpr (W == 1) *p = of[0];
+    else if constexpr (W == 2) *reinterpret_cast<float2*>(p) = make_float2(of[0], of[1]);
     else *reinterpret_cast<float4*>(p) = make_float4(of[0], of[1], of[2], of[3]);
   }
   __device__ __forceinline__ void add(float value, const Vector& v) {
