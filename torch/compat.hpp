@@ -5,6 +5,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -85,17 +87,24 @@ inline Tensor empty_cpu(std::vector<int64_t> sizes, ScalarType dtype) {
   return torch::stable::empty(sizes, dtype, std::nullopt, torch::stable::Device(DeviceType::CPU));
 }
 
-/// Memory of torch's allocator beside `like`, of its dtype unless another is named.
-inline Tensor allocate(const char* operation, const Tensor& like, const std::vector<int64_t>& sizes,
+/// Contiguous memory of torch's allocator beside `like`, of its dtype unless another is named. The shim makes the tensor itself;
+/// stable::new_empty looks the operator up by name on every call, which takes longer than everything else that is done here.
+inline Tensor allocate(const char* operation, const Tensor& like, std::initializer_list<int64_t> sizes,
                        std::optional<ScalarType> dtype = std::nullopt) {
-  try {
-    return torch::stable::new_empty(like, sizes, dtype);
-  } catch (const std::exception&) {  // torch has told its own story on stderr; its exception says no more than that it failed
-    std::ostringstream shape;
-    for (size_t i = 0; i < sizes.size(); ++i) shape << (i ? ", " : "") << sizes[i];
-    fail(operation, ": out of memory: a tensor of shape (", shape.str(), ") does not fit on ", device_name(like),
-         "; free memory there or use a smaller batch.");
-  }
+  int32_t type = 0, device_type = 0, device_index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  if (dtype) type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(*dtype));
+  const int64_t rows_and_columns[] = {sizes.size() == 2 ? std::max<int64_t>(1, sizes.begin()[1]) : 1, 1};
+  const int64_t* strides = rows_and_columns + 2 - sizes.size();
+  AtenTensorHandle made = nullptr;
+  if (aoti_torch_empty_strided(int64_t(sizes.size()), sizes.begin(), strides, type, device_type, device_index, &made) == AOTI_TORCH_SUCCESS)
+    return Tensor(made);
+  std::ostringstream shape;  // torch has told its own story on stderr
+  for (const int64_t* size = sizes.begin(); size != sizes.end(); ++size) shape << (size == sizes.begin() ? "" : ", ") << *size;
+  fail(operation, ": out of memory: a tensor of shape (", shape.str(), ") does not fit on ", device_name(like),
+       "; free memory there or use a smaller batch.");
 }
 
 /// Scratch of a call on the device of `like`, aligned to `alignment` bytes. Nothing is allocated where nothing is needed.

@@ -8,6 +8,8 @@ and autocast use the registered operators. The products are closed under differe
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -16,17 +18,40 @@ from ..formats.pattern import call
 from . import _register  # noqa: F401
 
 _ops = torch.ops.snack
+_spmm, _spmm_t, _sddmm = _ops.spmm.default, _ops.spmm_t.default, _ops.sddmm.default
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def _uses_registered(m: Tensor) -> bool:
-    return torch.compiler.is_compiling() or m.is_meta or torch.is_autocast_enabled(m.device.type)
+    return torch.compiler.is_compiling() or m.is_meta or torch.is_autocast_enabled("cuda" if m.is_cuda else "cpu")
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _is_differentiated(*tensors: Tensor | None) -> bool:
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _is_transformed() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+
+
+def is_ordinary(values: Tensor, m: Tensor) -> bool:
+    """Two tensors on CPUs or on cards, and no compiler, autocast, function transform or forward mode at work."""
+    if torch.compiler.is_compiling() or _is_transformed() or not (isinstance(values, Tensor) and isinstance(m, Tensor)):
+        return False
+    if m.is_cuda:
+        return values.is_cuda and not torch.is_autocast_enabled("cuda")
+    return m.is_cpu and values.is_cpu and not torch.is_autocast_enabled("cpu")
+
+
+def ordinary_spmm(
+    index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int
+) -> Tensor:
+    """`spmm` where `is_ordinary(values, x)`: with as little around the kernel as a call can have."""
+    if torch.is_grad_enabled() and (values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)):
+        # Function.apply binds the arguments by name on every call, for function transforms: many times the work of the rest.
+        return _apply_spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+    with _below_autograd():
+        return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
 
 
 def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int) -> Tensor:
@@ -36,7 +61,7 @@ def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tenso
     if _is_differentiated(values, x, bias):
         return _Spmm.apply(index, tile_ptr, values, x, bias, out, in_, regime)
     with _below_autograd():
-        return _ops.spmm.default(index, tile_ptr, values, x, bias, out, in_, regime)
+        return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
 
 
 def spmm_t(index: Tensor, tile_ptr: Tensor, values: Tensor, dy: Tensor, out: int, in_: int, regime: int) -> Tensor:
@@ -46,7 +71,7 @@ def spmm_t(index: Tensor, tile_ptr: Tensor, values: Tensor, dy: Tensor, out: int
     if _is_differentiated(values, dy):
         return _SpmmT.apply(index, tile_ptr, values, dy, out, in_, regime)
     with _below_autograd():
-        return _ops.spmm_t.default(index, tile_ptr, values, dy, out, in_, regime)
+        return _spmm_t(index, tile_ptr, values, dy, out, in_, regime)
 
 
 def sddmm(index: Tensor, tile_ptr: Tensor, dy: Tensor, x: Tensor, out: int, in_: int, regime: int) -> Tensor:
@@ -56,7 +81,7 @@ def sddmm(index: Tensor, tile_ptr: Tensor, dy: Tensor, x: Tensor, out: int, in_:
     if _is_differentiated(dy, x):
         return _Sddmm.apply(index, tile_ptr, dy, x, out, in_, regime)
     with _below_autograd():
-        return _ops.sddmm.default(index, tile_ptr, dy, x, out, in_, regime)
+        return _sddmm(index, tile_ptr, dy, x, out, in_, regime)
 
 
 def _sum(*terms: Tensor | None) -> Tensor | None:
@@ -73,22 +98,38 @@ class _Product(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.tail = inputs[-3:]
         ctx.save_for_backward(*inputs[:4])
-        ctx.save_for_forward(*inputs[:4])
+        if _is_transformed():
+            ctx.save_for_forward(*inputs[:4])
+
+
+def _gradients(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Those of spmm's inputs. Where nobody differentiates further, the tests that every product makes are made once."""
+    index, tile_ptr, values, x = ctx.saved_tensors
+    _, _, needs_values, needs_x, needs_bias, _, _, _ = ctx.needs_input_grad
+    dvalues = dx = dbias = None
+    if torch.is_grad_enabled() or not is_ordinary(values, dy):
+        transposed, sampled, guard = spmm_t, sddmm, nullcontext
+    else:
+        transposed, sampled, guard = _spmm_t, _sddmm, _below_autograd
+    with guard():
+        if needs_values:
+            dvalues = sampled(index, tile_ptr, dy, x, *ctx.tail)
+        if needs_x:
+            dx = transposed(index, tile_ptr, values, dy, *ctx.tail)
+        if needs_bias:
+            dbias = dy.sum(0)
+    return None, None, dvalues, dx, dbias, None, None, None
 
 
 class _Spmm(_Product):
     @staticmethod
     def forward(index, tile_ptr, values, x, bias, out, in_, regime):
         with _below_autograd():
-            return _ops.spmm.default(index, tile_ptr, values, x, bias, out, in_, regime)
+            return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
 
     @staticmethod
     def backward(ctx, dy):
-        index, tile_ptr, values, x = ctx.saved_tensors
-        _, _, needs_values, needs_x, needs_bias, *_ = ctx.needs_input_grad
-        dvalues = call(sddmm, index, tile_ptr, dy, x, *ctx.tail) if needs_values else None
-        dx = call(spmm_t, index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
-        return None, None, dvalues, dx, dy.sum(0) if needs_bias else None, None, None, None
+        return call(_gradients, ctx, dy)
 
     @staticmethod
     def jvp(ctx, _index, _tile_ptr, values_t, x_t, bias_t, *_):
@@ -101,11 +142,14 @@ class _Spmm(_Product):
         return bias_t.expand(x.shape[0], -1).clone() if total is None else total + bias_t
 
 
+_apply_spmm = super(torch.autograd.Function, _Spmm).apply
+
+
 class _SpmmT(_Product):
     @staticmethod
     def forward(index, tile_ptr, values, dy, out, in_, regime):
         with _below_autograd():
-            return _ops.spmm_t.default(index, tile_ptr, values, dy, out, in_, regime)
+            return _spmm_t(index, tile_ptr, values, dy, out, in_, regime)
 
     @staticmethod
     def backward(ctx, g):
@@ -127,7 +171,7 @@ class _Sddmm(_Product):
     @staticmethod
     def forward(index, tile_ptr, dy, x, out, in_, regime):
         with _below_autograd():
-            return _ops.sddmm.default(index, tile_ptr, dy, x, out, in_, regime)
+            return _sddmm(index, tile_ptr, dy, x, out, in_, regime)
 
     @staticmethod
     def backward(ctx, g):

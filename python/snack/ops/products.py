@@ -67,6 +67,11 @@ def linear(
     who: str, index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int, regime: int
 ) -> Tensor:
     """spmm on packed tensors, for `snack.ops.spmm` and `SparseLinear`: flattens the leading dimensions of x."""
+    if _eager.is_ordinary(values, x) and x.dim() == 2:
+        try:
+            return _eager.ordinary_spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+        except RuntimeError:
+            pass  # the long way says in a plain sentence what is wrong
     check_product(who, "in_features", in_, x, values)
     if x.dim() == 2:
         return call(_eager.spmm, index, tile_ptr, values, x, bias, out, in_, regime)
