@@ -2,7 +2,8 @@
 
 The registered operators (see _register.py) pass through PyTorch's Python autograd layer on every call, which costs more than
 the product of a small layer, and do not know forward mode or function transforms. Eager calls therefore go around it: straight
-to the kernel where nothing is differentiated, else through an autograd.Function with jvp and vmap rules. torch.compile, export
+to the kernel where nothing is differentiated; through `_Ordinary` where y = x W^T + b is, in reverse; else through an
+autograd.Function with jvp and vmap rules, whose `apply` binds its arguments by name on every call (60 us). torch.compile, export
 and autocast use the registered operators. The products are closed under differentiation, as _register.py explains.
 """
 
@@ -48,8 +49,7 @@ def ordinary_spmm(
 ) -> Tensor:
     """`spmm` where `is_ordinary(values, x)`: with as little around the kernel as a call can have."""
     if torch.is_grad_enabled() and (values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)):
-        # Function.apply binds the arguments by name on every call, for function transforms: many times the work of the rest.
-        return _apply_spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+        return _apply_ordinary(values, x, bias, (index, tile_ptr), (out, in_, regime))
     with _below_autograd():
         return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
 
@@ -58,10 +58,9 @@ def spmm(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tenso
     """torch.ops.snack.spmm by the cheapest route that gives the same result."""
     if _uses_registered(x):
         return _ops.spmm(index, tile_ptr, values, x, bias, out, in_, regime)
-    if _is_differentiated(values, x, bias):
+    if _is_transformed():
         return _Spmm.apply(index, tile_ptr, values, x, bias, out, in_, regime)
-    with _below_autograd():
-        return _spmm(index, tile_ptr, values, x, bias, out, in_, regime)
+    return ordinary_spmm(index, tile_ptr, values, x, bias, out, in_, regime)
 
 
 def spmm_t(index: Tensor, tile_ptr: Tensor, values: Tensor, dy: Tensor, out: int, in_: int, regime: int) -> Tensor:
@@ -98,27 +97,40 @@ class _Product(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.tail = inputs[-3:]
         ctx.save_for_backward(*inputs[:4])
-        if _is_transformed():
-            ctx.save_for_forward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
 
 
-def _gradients(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Those of spmm's inputs. Where nobody differentiates further, the tests that every product makes are made once."""
+def _spmm_gradients(ctx, dy: Tensor, needs_values: bool, needs_x: bool, needs_bias: bool) -> list[Tensor | None]:
+    """[dvalues, dx, dbias]. Where nobody differentiates further, the tests that every product makes are made once."""
     index, tile_ptr, values, x = ctx.saved_tensors
-    _, _, needs_values, needs_x, needs_bias, _, _, _ = ctx.needs_input_grad
-    dvalues = dx = dbias = None
     if torch.is_grad_enabled() or not is_ordinary(values, dy):
         transposed, sampled, guard = spmm_t, sddmm, nullcontext
     else:
         transposed, sampled, guard = _spmm_t, _sddmm, _below_autograd
     with guard():
-        if needs_values:
-            dvalues = sampled(index, tile_ptr, dy, x, *ctx.tail)
-        if needs_x:
-            dx = transposed(index, tile_ptr, values, dy, *ctx.tail)
-        if needs_bias:
-            dbias = dy.sum(0)
-    return None, None, dvalues, dx, dbias, None, None, None
+        return [
+            sampled(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None,
+            transposed(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None,
+            dy.sum(0) if needs_bias else None,
+        ]
+
+
+class _Ordinary(torch.autograd.Function):
+    """spmm for reverse mode alone. What is not differentiated comes in two tuples: every argument costs time."""
+
+    @staticmethod
+    def forward(ctx, values, x, bias, packed, tail):
+        ctx.tail = tail
+        ctx.save_for_backward(*packed, values, x)
+        with _below_autograd():
+            return _spmm(*packed, values, x, bias, *tail)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return *call(_spmm_gradients, ctx, dy, *ctx.needs_input_grad[:3]), None, None
+
+
+_apply_ordinary = super(torch.autograd.Function, _Ordinary).apply  # Function.apply itself looks for transforms again
 
 
 class _Spmm(_Product):
@@ -129,7 +141,7 @@ class _Spmm(_Product):
 
     @staticmethod
     def backward(ctx, dy):
-        return call(_gradients, ctx, dy)
+        return None, None, *call(_spmm_gradients, ctx, dy, *ctx.needs_input_grad[2:5]), None, None, None
 
     @staticmethod
     def jvp(ctx, _index, _tile_ptr, values_t, x_t, bias_t, *_):
@@ -140,9 +152,6 @@ class _Spmm(_Product):
         if bias_t is None:
             return total
         return bias_t.expand(x.shape[0], -1).clone() if total is None else total + bias_t
-
-
-_apply_spmm = super(torch.autograd.Function, _Spmm).apply
 
 
 class _SpmmT(_Product):
