@@ -394,12 +394,30 @@ def test_function_transforms_agree_with_autograd():
         hessian = torch.func.hessian(lambda x: loss(layer, parameters, x))(x[:1])
     close(each["values"].sum(0), gradient["values"])
     close(hessian, torch.func.hessian(lambda x: loss(dense, dense_parameters, x))(x[:1]))
+    cotangent = torch.randn(7, 5, dtype=real())
+    backward = torch.func.vjp(lambda p: torch.func.functional_call(layer, p, (x,)), parameters)[1]
+    close(backward(cotangent)[0]["values"], (cotangent.t() @ x)[rows, cols])  # called when the transform is over
     tangent = torch.randn_like(x)
     close(torch.func.jvp(layer, (x,), (tangent,))[1], tangent @ dense.weight.t())
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, tangent)
         forward = torch.autograd.forward_ad.unpack_dual(layer.requires_grad_(False)(dual)).tangent
     close(forward, tangent @ dense.weight.t())
+
+
+def test_many_gradients_of_one_call():
+    """torch.autograd.grad(..., is_grads_batched=True) runs the backward pass of an ordinary call under vmap."""
+    layer = SparseLinear(12, 5, sparsity=0.6, dtype=real())
+    dense = layer.to_dense()
+    rows, cols = (c.long() for c in layer.pattern.coordinates())
+    x = torch.randn(3, 12, dtype=real(), requires_grad=True)
+    directions = torch.randn(4, 3, 5, dtype=real())
+    ours, theirs = (
+        torch.autograd.grad(module(x), (x, *module.parameters()), directions, is_grads_batched=True) for module in (layer, dense)
+    )
+    close(ours[0], theirs[0])
+    close(ours[1], theirs[1][:, rows, cols])
+    close(ours[2], theirs[2])
 
 
 @pytest.mark.cpu_only  # numerical derivatives need float64
