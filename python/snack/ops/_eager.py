@@ -3,8 +3,8 @@
 The registered operators (see _register.py) pass through PyTorch's Python autograd layer on every call, which costs more than
 the product of a small layer, and do not know forward mode or function transforms. Eager calls therefore go around it: straight
 to the kernel where nothing is differentiated; through `_Ordinary` where y = x W^T + b is, in reverse; else through an
-autograd.Function with jvp and vmap rules, whose `apply` binds its arguments by name on every call (60 us). torch.compile, export
-and autocast use the registered operators. The products are closed under differentiation, as _register.py explains.
+autograd.Function with jvp and vmap rules, whose `apply` binds its arguments by name on every call, which costs more than all
+else. torch.compile, export and autocast use the registered operators. The products are closed under differentiation, as _register.py explains.
 """
 
 from __future__ import annotations
