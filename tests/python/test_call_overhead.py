@@ -49,8 +49,8 @@ def fastest(runs, enough):
     return best
 
 
-# Next to nothing is multiplied at 8 x 8: there the call is all that is measured. At 500 x 500 the product counts.
-@pytest.mark.parametrize("size, run, bound", [(500, no_grad, 2), (500, forward_backward, 2), (8, no_grad, 3), (8, forward, 4)])
+# Next to nothing is multiplied at 64 x 64: there the call is all that is measured. At 500 x 500 the product counts.
+@pytest.mark.parametrize("size, run, bound", [(500, no_grad, 2), (500, forward_backward, 2), (64, no_grad, 3), (64, forward, 4)])
 def test_call_beside_nn_linear(device, size, run, bound):
     torch.set_num_threads(1)
     x, dy = (torch.randn(1, size, device=device) for _ in range(2))
@@ -61,7 +61,7 @@ def test_call_beside_nn_linear(device, size, run, bound):
 
 def test_leading_dimensions_cost_little_more():
     """A batch of sequences is flattened, and then takes the route of a matrix."""
-    layer, x = SparseLinear(8, 8, sparsity=0.5, device="cpu"), torch.randn(1, 8)
+    layer, x = SparseLinear(64, 64, sparsity=0.95, device="cpu"), torch.randn(1, 64)
     runs = [(forward, layer, x[None], None), (forward, layer, x, None)]
-    deep, flat = fastest(runs, lambda deep, flat: deep <= 2.5 * flat)
-    assert deep <= 2.5 * flat, f"x (1, 1, 8): {1e6 * deep:.1f} us a call, x (1, 8): {1e6 * flat:.1f} us"
+    deep, flat = fastest(runs, lambda deep, flat: deep <= 3 * flat)
+    assert deep <= 3 * flat, f"x (1, 1, 64): {1e6 * deep:.1f} us a call, x (1, 64): {1e6 * flat:.1f} us"
