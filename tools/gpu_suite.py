@@ -6,7 +6,8 @@ a test is skipped, and when there are fewer tests than ever before ("most_tests"
 interpreter and this tree's Python files; the compiled parts come from build/gpu (`make gpu-bundle`, for a machine without the means to
 build) or are built here.
 
-With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash").
+With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The suites of the
+paper run only so (`--only paper-layer`), as much as fits into --limit; the next run goes on where they stopped.
 
 Usage: python tools/gpu_suite.py [--out FOLDER] [--only STEP,STEP] [--quick] [--limit SECONDS]
 """
@@ -55,6 +56,7 @@ class Suite:
     data: Path | None
     deadline: float
     is_quick: bool
+    committed: Path = Path()  # folder of the committed results of this device
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self, command: list[object], limit: float, **environment: str) -> Output:
@@ -222,18 +224,36 @@ def final_accuracies(path: Path) -> list[float]:
 
 def benchmark(suite: Suite) -> dict:
     """snack bench cuda -> cuda.json."""
-    path = suite.out / "cuda.json"
-    quick = ["--quick"] if suite.is_quick else []
-    output = suite.run([sys.executable, "-m", "snack", "bench", "cuda", *quick, "--json", path], 240)
+    return bench(suite, "cuda", 240, *(["--quick"] if suite.is_quick else []))
+
+
+def paper(name: str) -> Callable[[Suite], dict]:
+    """A suite of the paper, or as much of it as fits into this run; the next run goes on."""
+    return lambda suite: bench(suite, name, max(30.0, suite.deadline - time.monotonic() - 60))
+
+
+def bench(suite: Suite, name: str, limit: float, *options: str) -> dict:
+    """snack bench NAME -> NAME.json; "not run" where records remain. The command stops in time by itself."""
+    path = suite.out / f"{name}.json"
+    if not path.is_file() and (suite.committed / path.name).is_file():
+        shutil.copy(suite.committed / path.name, path)  # it goes on with that
+    command = [sys.executable, "-m", "snack", "bench", name, *options, "--limit", f"{limit:.0f}", "--json", path]
+    output = suite.run(command, limit + 50)
     records = len(json.loads(path.read_text())["records"]) if path.is_file() else 0
-    good = output.status == 0 and records > 0
-    return {"status": "passed" if good else "failed", "detail": f"{records} records" if good else f"{records} records; {last_line(output.text)}"}
+    if output.status != 0 or not records:
+        return {"status": "failed", "detail": f"{records} records; {last_line(output.text)}"}
+    remain = re.search(r"^(\d+) of \d+ records remain", output.text, re.MULTILINE)
+    if remain:
+        return {"status": "not run", "detail": f"{records} records, {remain[1]} remain: the same command goes on"}
+    return {"status": "passed", "detail": f"{records} records"}
 
 
 STEPS: dict[str, Callable[[Suite], dict]] = {
     "doctor": doctor, "python tests": python_tests, "several cards": several_cards, "C++ tests": cpp_tests, "compute-sanitizer": sanitizers,
     "C++ example": cpp_example, "training": training, "benchmark": benchmark,
 }
+# Only where --only names them: each may take all the time of a run, or several runs.
+PARTS: dict[str, Callable[[Suite], dict]] = {name: paper(name) for name in ("paper-kernels", "paper-layer", "paper-memory")}
 
 
 # ---- the compiled parts ------------------------------------------------------------------------------------------------------------
@@ -322,15 +342,16 @@ def provenance(suite: Suite) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="default benchmarks/results/<device>")
-    parser.add_argument("--only", default="", help=f"some of the steps: {', '.join(STEPS)}")
+    parser.add_argument("--only", default="", help=f"some of the steps: {', '.join((*STEPS, *PARTS))}; the last {len(PARTS)} run only so")
     parser.add_argument("--quick", action="store_true", help="the short benchmark")
     parser.add_argument("--limit", type=float, default=570, metavar="SECONDS", help="for everything (default 570)")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit
     chosen = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(STEPS)
-    unknown = [name for name in chosen if name not in STEPS]
+    steps_by_name = STEPS | PARTS
+    unknown = [name for name in chosen if name not in steps_by_name]
     if unknown:
-        print(f"gpu-suite: --only {unknown[0]!r} is no step; choose among {', '.join(STEPS)}", file=sys.stderr)
+        print(f"gpu-suite: --only {unknown[0]!r} is no step; choose among {', '.join(steps_by_name)}", file=sys.stderr)
         return 2
     try:
         import torch
@@ -362,7 +383,8 @@ def main() -> int:
     suite.out = (arguments.out or ROOT / "benchmarks/results" / str(facts["device"])).resolve()  # commands run in ROOT
     suite.out.mkdir(parents=True, exist_ok=True)
     (suite.out / "gpu-suite.log").write_text("")
-    committed = ROOT / "benchmarks/results" / str(facts["device"]) / "gpu-suite.json"
+    suite.committed = ROOT / "benchmarks/results" / str(facts["device"])
+    committed = suite.committed / "gpu-suite.json"
     before = json.loads(committed.read_text()) if committed.is_file() else {}
     facts |= {"source_hash": everything, "suite_hash": suite_hash}
     steps = earlier_steps(before, suite_hash, bool(arguments.only))  # a suite may run in pieces
@@ -371,7 +393,7 @@ def main() -> int:
     ran: list[dict] = []
     for name in chosen:
         start = time.monotonic()
-        found = STEPS[name](suite)
+        found = steps_by_name[name](suite)
         seconds = round(time.monotonic() - start, 1)
         for title, step in ({name: {**found, "seconds": seconds}} if "status" in found else found).items():
             step = hold(title, step, before)

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from committed results; --check fails when they are stale.
+"""Writes the tables of README.md and the pages docs/results from committed results; --check fails when they are stale.
 
 Usage: python tools/readme_tables.py [--check]
 """
@@ -13,6 +13,9 @@ from pathlib import Path
 from snack.bench.records import source_hash
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from result_pages import pages  # noqa: E402
 
 
 def ratio(record: dict, peer: str) -> str:
@@ -68,15 +71,19 @@ def cpu_tables() -> str:
     document = json.loads(path.read_text())
     facts = document["provenance"]
     machine = f"{facts['cpu']}, {facts['threads']} threads, PyTorch {facts['torch']}"
-    return "\n".join([*product_table(document["records"]), "", *step_table(document["records"]), "", source(path, facts, machine, "bench-cpu")])
+    return "\n".join([*product_table(document["records"]), "", *step_table(document["records"]), "", source(path, facts, machine, "make bench-cpu")])
 
 
-def source(path: Path, facts: dict, machine: str, target: str) -> str:
+def source(path: Path, facts: dict, machine: str, command: str, up: str = "") -> str:
     """Where the numbers come from; says so when the sources are others now."""
     name = path.relative_to(ROOT)
     is_stale = facts["source_hash"] != source_hash(ROOT)
-    stale = f" **Stale: the sources have changed since; run `make {target}`.**" if is_stale else ""
-    return f"Source: [{name}]({name}); {machine}, {facts['date']}.{stale}"
+    stale = f" **Stale: the sources have changed since; run `{command}`.**" if is_stale else ""
+    return f"Source: [{name}]({up}{name}); {machine}, {facts['date']}.{stale}"
+
+
+def card(facts: dict) -> str:
+    return f"{facts['card']}, CUDA {facts['cuda']}, PyTorch {facts['torch']}" if "card" in facts else f"{facts['cpu']}, PyTorch {facts['torch']}"
 
 
 CUSPARSE = ("torch_csr", "torch_coo", "cupy_csr")
@@ -132,28 +139,36 @@ def cuda_tables() -> str:
         return "No measurement on a card is committed yet: `make gpu-suite` makes one."
     document = json.loads(path.read_text())
     records, facts = document["records"], document["provenance"]
-    machine = f"{facts['card']}, CUDA {facts['cuda']}, PyTorch {facts['torch']}"
     products = [card_products(records, routine) for routine in ("spmm", "spmm_t", "sddmm")]
-    parts = [*products, card_steps(records), [source(path, facts, machine, "bench-cuda")]]
+    parts = [*products, card_steps(records), [source(path, facts, card(facts), "make bench-cuda")]]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
 TABLES = {"cpu": cpu_tables, "cuda": cuda_tables}
 
 
-def main() -> int:
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = old
+def expected() -> dict[Path, str]:
+    """Every generated text by its path."""
+    text = (ROOT / "README.md").read_text()
     for name, make in TABLES.items():
         marks = rf"(<!-- table:{name} -->\n).*?(<!-- /table:{name} -->)"
-        new = re.sub(marks, lambda m, make=make: m[1] + make() + "\n" + m[2], new, flags=re.DOTALL)
+        text = re.sub(marks, lambda m, make=make: m[1] + make() + "\n" + m[2], text, flags=re.DOTALL)
+    return {ROOT / "README.md": text, **pages(ROOT, lambda path, facts: source(path, facts, card(facts), f"snack bench {path.stem}", "../../"))}
+
+
+def main() -> int:
+    wanted = expected()
+    left_over = [path for path in (ROOT / "docs/results").glob("*.md") if path not in wanted]
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
     if "--check" in sys.argv:
-        if new != old:
-            print("README.md: its tables are not those of benchmarks/results; run python tools/readme_tables.py")
-            return 1
-        return 0
-    readme.write_text(new)
+        for path in (*stale, *left_over):
+            print(f"{path.relative_to(ROOT)} is not what benchmarks/results says; run python tools/readme_tables.py")
+        return 1 if stale or left_over else 0
+    for path in left_over:
+        path.unlink()
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path])
     return 0
 
 

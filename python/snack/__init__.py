@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from importlib import metadata as _metadata
 
+from . import bench
 from .errors import SnackError
 
 __all__ = [
-    "DST", "SET", "Pattern", "RigL", "SnackError", "SparseLinear", "Static", "densify", "formats", "load", "nn", "ops",
+    "DST", "SET", "Pattern", "RigL", "SnackError", "SparseLinear", "Static", "bench", "densify", "formats", "load", "nn", "ops",
     "param_groups", "save", "sparsify", "summary",
 ]
 

@@ -1,4 +1,4 @@
-"""The project itself: layer check, README example and tables, diagnosis, inspection, the bench suite small."""
+"""The project itself: layer check, README example and tables, diagnosis, inspection, results."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import snack
-from snack.bench import cpu, records, timing
+from snack.bench import records
 from snack.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,36 +134,7 @@ def test_inspect_refuses_other_files(tmp_path, capsys):
         assert error.count("\n") == 1 and error.startswith("snack: ")
 
 
-# ---- bench ----
-
-
-def test_bench_measures_and_records(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["bench", "cpu", "--size", "64", "--batch", "1,3", "--sparsity", "0.5,0.9", "--samples", "2", "--json", "out.json"]
-    assert main(arguments) == 0
-    document = records.read("out.json")
-    routines = [r["routine"] for r in document["records"]]
-    assert routines.count("spmm") == 4 and routines.count("layer_step") == 2 and routines.count("memory") == 2
-    for record in document["records"]:
-        if record["routine"] in ("spmm", "spmm_t", "sddmm"):
-            assert record["time_us"] > 0 and record["rel_error"] < 1e-5 and record["peers"]["dense"]["time_us"] > 0
-    sparselab = next(r for r in document["records"] if r["routine"] == "layer_step")["peers"]["sparselab"]
-    assert "not_run" in sparselab or sparselab["time_us"] > 0
-    assert "memory of a 64" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments", [["bench", "gpu"], ["bench", "cpu", "--batch", "x"], ["bench", "cpu", "--sparsity", "1"], ["bench", "cpu", "--size", "0"],
-                  ["bench", "cpu", "--samples", "1"], ["bench", "cpu", "--json", "/nonexistent/x.json"]]
-)
-def test_bench_refuses_bad_input(arguments, capsys):
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_memory_of_a_layer_is_an_eighth_of_dense():
-    record = next(iter(cpu.memory_records(cpu.Grid(size=1024, sparsities=(0.9,)), lambda _: None)))
-    assert record["kept_bytes"] <= 0.13 * record["peers"]["dense"]["kept_bytes"]
+# ---- results ----
 
 
 def test_results_of_another_schema_are_refused(tmp_path):
@@ -171,12 +142,6 @@ def test_results_of_another_schema_are_refused(tmp_path):
         (tmp_path / "r.json").write_text(text)
         with pytest.raises(snack.SnackError):
             records.read(tmp_path / "r.json")
-
-
-def test_interleaved_timing_tells_slow_from_fast():
-    a, b = torch.randn(2, 2), torch.randn(400, 400)
-    times = timing.interleave({"slow": lambda: b @ b @ b, "fast": lambda: a @ a}, samples=3)
-    assert times["slow"]["time_us"] > 3 * times["fast"]["time_us"] > 0
 
 
 def test_source_hash_follows_the_sources(tmp_path):

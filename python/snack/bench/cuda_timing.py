@@ -7,41 +7,43 @@ all alike and the L2 cache holds what it would hold.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-Run = Callable[[], object]
+from .timing import Meter, Player, Run, reason
+
+REPLAY_SECONDS = 2e-3
 
 
-def reason(error: BaseException) -> str:
-    """Why a peer did not run, in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}"[:300] if text else type(error).__name__
+class CudaPlayer(Player):
+    """A CUDA graph of `calls` calls of `runs` in turn; or, where a run cannot be captured or `finish` waits for a library with streams
+    of its own, the same calls made eagerly."""
 
-
-def spread(seconds: list[float], calls: int = 1) -> dict[str, float]:
-    """{"time_us": median, "time_iqr_us": interquartile range} of one call."""
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return {"time_us": round(1e6 * median / calls, 3), "time_iqr_us": round(1e6 * (high - low) / calls, 3)}
-
-
-class _Captured:
-    """A CUDA graph of `calls` calls of `runs` in turn; or, where a run cannot be captured, the same calls made eagerly."""
-
-    def __init__(self, runs: Sequence[Run], stream: torch.cuda.Stream, seconds: float):
-        self.note: dict[str, str] = {}
-        self.stream = stream
+    def __init__(self, runs: Sequence[Run], stream: torch.cuda.Stream, mode: str, finish: Run | None):
+        self.runs, self.finish, self.note, self.stream = runs, finish or (lambda: None), {}, stream
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             for run in (*runs, *runs[:1] * 3):  # handles, workspaces, lazily loaded kernels
                 run()
             torch.cuda.synchronize()
-            one = max(1e-6, self._elapsed(lambda: [run() for run in runs[:5]]) / len(runs[:5]))
-            rounds = max(1, round(seconds / one / len(runs)))
+            few = runs[:5]
+            one = max(1e-6, self._elapsed(lambda: self._call(len(few))) / len(few))
+            rounds = max(1, round(REPLAY_SECONDS / one / len(runs)))
             self.calls = len(runs) * min(rounds, max(1, 2000 // len(runs)))
-            self._capture(runs)
+            self._play = lambda: self._call(self.calls)
+            if mode == "graph" and finish is None:
+                self._capture()
+            elif mode == "graph":
+                self.note = {"mode": "eager", "note": "not captured in a graph: it has streams of its own"}
+
+    def _call(self, calls: int) -> None:
+        for call in range(calls):
+            self.runs[call % len(self.runs)]()
+        self.finish()
 
     def _elapsed(self, work: Callable[[], object]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -51,16 +53,12 @@ class _Captured:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
-    def _capture(self, runs: Sequence[Run]) -> None:
-        def all_calls() -> None:
-            for call in range(self.calls):
-                runs[call % len(runs)]()
-
+    def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                all_calls()
+                self._call(self.calls)
             finally:
                 graph.capture_end()
             graph.replay()
@@ -69,46 +67,33 @@ class _Captured:
         except Exception as error:  # not every library can be captured; its eager time is then the best that it gives
             torch.cuda.synchronize()
             self.note = {"mode": "eager", "note": f"not captured in a graph ({reason(error)})"}
-            self._play = all_calls
+
+    def play(self) -> None:
+        """All calls; the host does not wait for them."""
+        with torch.cuda.stream(self.stream):
+            self._play()
 
     def seconds(self) -> float:
-        """Time of one replay, after an untimed one."""
+        """Time of all calls, after an untimed round."""
         with torch.cuda.stream(self.stream):
             self._play()
             return self._elapsed(self._play)
 
 
-class CudaMeter:
-    """Measures on one card. `samples`: replays a number; `replay_seconds`: about how long one lasts."""
+class CudaMeter(Meter):
+    """Measures on one card. `samples`: replays a number."""
 
-    mode = "graph"
-
-    def __init__(self, device: torch.device | str = "cuda", samples: int = 9, replay_seconds: float = 2e-3):
+    def __init__(self, device: torch.device | str = "cuda", samples: int = 9):
+        super().__init__(samples)
         self.device = torch.device(device)
         if self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.set_device(self.device)
-        self.samples, self.replay_seconds = samples, replay_seconds
         self._stream = torch.cuda.Stream(self.device)
 
-    def compare(self, contenders: dict[str, Sequence[Run]], samples: int | None = None) -> dict[str, dict]:
-        """{name: {"time_us", "time_iqr_us"} or {"not_run": why}}. A contender is a list of runs that take turns call by call:
-        one run for warm weights, several with copies of their own for cold ones."""
-        result: dict[str, dict] = {}
-        captured: dict[str, _Captured] = {}
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        for name, runs in contenders.items():
-            try:
-                captured[name] = _Captured(runs, self._stream, self.replay_seconds)
-            except Exception as error:  # one contender's failure must not end the measurement of the others
-                result[name] = {"not_run": reason(error)}
-        seconds: dict[str, list[float]] = {name: [] for name in captured}
-        for _ in range(samples or self.samples):
-            for name in captured:
-                seconds[name].append(captured[name].seconds())
-        for name, found in seconds.items():
-            result[name] = {**spread(found, captured[name].calls), **captured[name].note}
-        return {name: result[name] for name in contenders}
+    def player(self, runs: Sequence[Run], mode: str, finish: Run | None = None) -> CudaPlayer:
+        """A contender's graph, or its eager calls where `mode` is "eager"."""
+        return CudaPlayer(runs, self._stream, mode, finish)
 
     def eager_us(self, run: Run, samples: int = 5) -> float:
         """Median time of one call by the host's clock, many calls in a row, until the card has finished them."""
@@ -128,6 +113,18 @@ class CudaMeter:
             seconds.append((time.perf_counter() - start) / calls)
         return round(1e6 * statistics.median(seconds), 2)
 
+    def gpu_us(self, run: Run, calls: int = 10) -> float | None:
+        """Mean time of the kernels and copies of a call, by the profiler; None where the machine forbids it."""
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for _ in range(calls):
+                    run()
+                torch.cuda.synchronize()
+            total = sum(event.self_device_time_total for event in profile.key_averages())
+        except RuntimeError:
+            return None
+        return round(total / calls, 2) if total else None
+
     def peak_bytes(self, make: Callable[[], Run]) -> int:
         """The most memory that calls of what `make` builds need at a time, what it builds included; measured in steady state."""
         torch.cuda.synchronize()
@@ -141,6 +138,21 @@ class CudaMeter:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated(self.device) - before
 
+    @contextlib.contextmanager
+    def capped(self, gib: float | None) -> Iterator[None]:
+        """Within: PyTorch's allocator gives no more than so much beyond what is in use."""
+        if gib is None:
+            yield
+            return
+        self.tidy()
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        fraction = min(1.0, (gib * 2**30 + torch.cuda.memory_reserved(self.device)) / total)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
     def tidy(self) -> None:
         """Gives back the memory of graphs that are gone."""
         torch.cuda.synchronize()
@@ -151,7 +163,8 @@ class CudaMeter:
         source = torch.randn(1 << 28, device=self.device)
         target = torch.empty_like(source)
         # A kernel: a graph's own copy node is slower than what a kernel can reach.
-        found = self.compare({"copy": [lambda: torch.mul(source, 1.0, out=target)]}, samples=7)["copy"]
+        copy = self.player([lambda: torch.mul(source, 1.0, out=target)], "graph")
+        found = self.compare({"copy": copy}, samples=7)["copy"]
         return {
             "copy_tb_s": round(2 * source.nbytes / found["time_us"] / 1e6, 3),
             "l2_mb": round(torch.cuda.get_device_properties(self.device).L2_cache_size / 1e6, 1),

@@ -2,150 +2,217 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from snack.cli.common import Interruptible, check_writable, human_bytes, human_ratio, human_time, print_table, rich_console, say, write_json
+from snack.cli.common import Interruptible, check_writable, rich_console, say, write_json
 
-DESCRIPTION = """Measures a suite on this machine and writes the records as JSON. `cpu`: products, a training step and the memory of one layer,
-beside nn.Linear, torch.sparse CSR and SparseLab (if installed). `cuda`: products and a training step on a card, as replays of CUDA graphs,
-beside dense, dense + mask, cuSPARSE and a kernel with atomics. All contenders of a record are measured in one run."""
+DESCRIPTION = """Measures a suite on this machine, beside others who do the same job, and adds the records to a JSON file. What the file holds
+already, from the same sources, is not measured again: a suite that was stopped goes on where it was. All contenders of a record are
+measured in one run, in turn."""
+EPILOG = """The options of the grid (--routine, --shape, --sparsity, --batch, --dtype, --l2) choose among the cases of a named suite; with
+`run` they are the grid. Example: snack bench run --routine spmm,layer_step --shape 10000x10000,500x500 --sparsity 0.9,0.95 --batch 1,4"""
+DEFAULTS = {"routine": "spmm", "shape": "10000x10000", "sparsity": "0.9", "batch": "1", "dtype": "float32", "l2": "warm"}
 
 
 def add_parser(subparsers) -> None:
     """Registers the command and its options."""
-    parser = subparsers.add_parser("bench", help="measure a suite, write JSON and print a table", description=DESCRIPTION)
-    parser.add_argument("suite", choices=["cpu", "cuda"], help="what to measure")
-    parser.add_argument("--size", type=int, metavar="N", help="rows and columns of the layer (cpu: 2048; cuda: the suite's own)")
-    parser.add_argument("--batch", metavar="B,B", help="batch sizes of the products (cpu: 1,16,64,256; cuda, with --size: 1,4,16)")
-    parser.add_argument("--sparsity", metavar="S,S", help="sparsities (cpu: 0.5,0.8,0.9,0.95,0.99; cuda, with --size: 0.9,0.95,0.99)")
+    parser = subparsers.add_parser("bench", help="measure a suite, write JSON and print a table", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("suite", help="cpu, cuda, paper-kernels, paper-layer, paper-memory; or `run`, for a grid of your own")
+    parser.add_argument("--routine", metavar="R,R", help="of spmm, spmm_t, sddmm, layer_infer, layer_step, memory, update")
+    parser.add_argument("--shape", metavar="OUTxIN,...", help="shapes of the layer, for example 10000x10000,500x784")
+    parser.add_argument("--sparsity", metavar="S,S", help="for example 0.9,0.95")
+    parser.add_argument("--batch", metavar="B,B", help="for example 1,4")
+    parser.add_argument("--dtype", metavar="D,D", help="of float32, bfloat16, float16")
+    parser.add_argument("--l2", metavar="L,L", help="warm: the same weights in every call; cold: copies that are not in the L2 cache")
+    parser.add_argument("--mode", metavar="M", help="run: graph (replays of a CUDA graph, the default on a card) or eager")
+    parser.add_argument("--peers", metavar="P,P", help="who is measured beside SNACK (default: all that know the routine; none: nobody)")
+    parser.add_argument("--device", metavar="D", help="cpu or cuda (default: the suite's own; run: cuda where there is a card)")
+    parser.add_argument("--energy", action="store_true", help="run: the energy of everybody, too, over windows of seconds")
+    parser.add_argument("--energy-seconds", type=float, default=5.0, metavar="S", help="length of an energy window (default 5)")
+    parser.add_argument("--co2", type=float, metavar="G", help="grams of CO2 a kWh (default 473: Ember, the world's mean of 2024)")
+    parser.add_argument("--memory-cap", type=float, metavar="GIB", help="run: memory may use no more of the card than this")
     parser.add_argument("--samples", type=int, metavar="N", help="samples a number; the median counts (cpu: 25; cuda: 9)")
-    parser.add_argument("--quick", action="store_true", help="cuda: the numbers that matter most, in under a minute")
-    parser.add_argument("--json", metavar="FILE", help="where to write the records (default benchmarks/results/<device>/<suite>.json)")
+    parser.add_argument("--quick", action="store_true", help="cuda: the numbers that matter most")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="start no further record after so long, and say how many remain")
+    parser.add_argument("--fresh", action="store_true", help="measure all again, and forget what the file holds")
+    parser.add_argument("--json", metavar="FILE", help="where the records go (default benchmarks/results/<device>/<suite>.json)")
     parser.set_defaults(run=run)
 
 
-def _numbers(text: str, option: str, kind: type) -> tuple:
-    from snack.errors import SnackError
-
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise SnackError(f"{option} {text!r} is not a list of numbers separated by commas.") from None
-
-
 def run(arguments) -> int:
-    """Measures, writes after every record, prints. Ctrl-C keeps the records made so far, and so does a failure."""
+    """Measures what the file lacks, writes after every record, prints. Ctrl-C keeps the records made so far, and so does a failure."""
     from snack.bench import records
-    from snack.errors import require
+    from snack.bench.results import Results
+    from snack.errors import SnackError, require
 
-    samples = (9 if arguments.suite == "cuda" else 25) if arguments.samples is None else arguments.samples
+    device = _device(arguments)
+    cases = _cases(arguments, device)
+    samples = (9 if device == "cuda" else 25) if arguments.samples is None else arguments.samples
     require(samples >= 2, "snack bench: --samples must be at least 2, to have a spread.")
-    require(arguments.suite == "cuda" or not arguments.quick, "snack bench: --quick belongs to the suite cuda.")
-    device, measure = (_cuda if arguments.suite == "cuda" else _cpu)(arguments, samples)
-    provenance = records.provenance(device)
+    require(arguments.limit is None or arguments.limit > 0, "snack bench: --limit must be a positive number of seconds.")
+    problem = _card_problem() if device == "cuda" else ""
+    require(not problem, f"snack bench {arguments.suite}: no card can be measured: {problem}.")
+    provenance = records.provenance(_torch_device(device))
     path = Path(arguments.json or f"benchmarks/results/{provenance['device']}/{arguments.suite}.json")
     if arguments.json is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path, "--json")
-    document = {"schema": records.SCHEMA, "suite": arguments.suite, "provenance": provenance, "records": []}
+    before = records.read(path) if path.is_file() and path.stat().st_size and not arguments.fresh else None
+    results = Results(arguments.suite, provenance, before, path)
+    if results.stale:
+        say(f"{len(results.stale)} records of {path} are stale (other sources or versions); those that are asked for are measured again")
+    energy = None
+    if any(case.energy for case in cases):
+        try:
+            energy = _energy(arguments, device)
+            provenance["energy"] = energy.facts()
+        except SnackError as error:
+            say(f"without energy: {error}")
+    missing = results.missing(cases, energy is not None)
     with Interruptible() as stop:
-        _measure(measure, document, path, stop)
-    write_json(path, document)
-    print_tables(document)
+        if missing:
+            _measure(missing, _bench(device, samples, energy, provenance), results, path, stop, arguments.limit)
+    return _finish(results, cases, energy is not None, path, stop.asked)
+
+
+def _finish(results, cases, has_energy: bool, path: Path, interrupted: bool) -> int:
+    from snack.cli.bench_tables import print_tables
+
+    asked = {str(case) for case in cases}
+    print_tables([record for name, record in results.records.items() if name in asked])
+    remaining = len(results.missing(cases, has_energy))
+    if remaining:
+        say(f"{remaining} of {len(cases)} records remain; the same command goes on with them")
     say(f"records: {path}")
-    return 130 if stop.asked else 0
+    return 130 if interrupted else 0
 
 
-def _cpu(arguments, samples: int):
-    """(None, a function of (progress, provenance) that makes records)."""
-    from snack.bench import cpu
-
-    size, batches, sparsities = _shape(arguments, 2048, "1,16,64,256", "0.5,0.8,0.9,0.95,0.99")
-    grid = cpu.Grid(size=size, batches=batches, sparsities=sparsities, samples=samples)
-    return None, lambda progress, provenance: cpu.run(grid, progress)
-
-
-def _cuda(arguments, samples: int):
-    """(device, a function of (progress, provenance) that makes records and adds what it finds of the card to the provenance)."""
-    import torch
-
-    from snack import _lib
-    from snack.bench import cuda
-    from snack.errors import require
-
-    given = [option for option in ("size", "batch", "sparsity") if getattr(arguments, option) is not None]
-    require(not (arguments.quick and given), "snack bench: --quick has sizes of its own; leave it out to choose them.")
-    require(arguments.size is not None or not given, "snack bench cuda: --batch and --sparsity belong to --size.")
-    grid = cuda.QUICK if arguments.quick else cuda.Grid()
-    if given:
-        size, batches, sparsities = _shape(arguments, arguments.size, "1,4,16", "0.9,0.95,0.99")
-        steps = tuple((size, sparsity, batch) for sparsity in sparsities for batch in batches)
-        grid = cuda.Grid(shapes=(cuda.Shape(size, sparsities, batches),), steps=steps)
-    problem = _lib.cuda_problem()
-    require(not problem, f"snack bench cuda: no card can be measured: {problem}.")
-    device = torch.device("cuda", torch.cuda.current_device())
-
-    def measure(progress, provenance: dict):
-        from snack.bench.cuda_timing import CudaMeter
-
-        meter = CudaMeter(device, samples)
-        facts = meter.facts()
-        provenance.update(facts)
-        meter.tidy()
-        yield from cuda.run(grid, meter, facts, progress)
-
-    return device, measure
-
-
-def _shape(arguments, size: int, batches: str, sparsities: str) -> tuple:
-    """(size, batches, sparsities) of the options, checked."""
-    from snack.errors import require
-    from snack.formats.pattern import check_sparsity
-
-    size = size if arguments.size is None else arguments.size
-    found = _numbers(arguments.batch or batches, "--batch", int)
-    require(size > 0 and min(found) > 0, "snack bench: --size and --batch must be positive.")
-    chosen = _numbers(arguments.sparsity or sparsities, "--sparsity", float)
-    return size, found, tuple(check_sparsity(s, "snack bench") for s in chosen)
-
-
-def _measure(measure, document: dict, path: Path, stop) -> None:
-    """Adds the records to the document one by one; the file has what there is, whatever ends the run."""
+def _measure(cases, bench, results, path: Path, stop, limit: float | None) -> None:
+    """Adds the records one by one; the file has what there is, whatever ends the run."""
     console = rich_console()
     status = console.status("measuring") if console else None
     if status:
         status.start()
+    begin = time.monotonic()
     try:
-        for record in measure(status.update if status else lambda text: None, document["provenance"]):
-            document["records"].append(record)
-            write_json(path, document)
-            if stop():
+        for number, case in enumerate(cases):
+            if stop() or (limit is not None and time.monotonic() - begin >= limit):
                 break
+            if status:
+                status.update(f"{number + 1} of {len(cases)}: {case}")
+            results.add(bench.measure(case))
+            write_json(path, results.document())
     finally:
         if status:
             status.stop()
+    if bench.energy_problem:
+        say(f"without energy from there on: {bench.energy_problem}")
 
 
-def print_tables(document: dict) -> None:
-    """One table a routine, with how many times faster than each peer; below 1 it is slower."""
-    by_routine: dict[str, list[dict]] = {}
-    for record in document["records"]:
-        by_routine.setdefault(record["routine"], []).append(record)
-    for routine, found in by_routine.items():
-        peers = list(dict.fromkeys(name for record in found for name in record["peers"]))
-        if routine == "memory":
-            rows = [[f"{100 * r['sparsity']:g} %", human_bytes(r["kept_bytes"]), human_bytes(r["peers"]["dense"]["kept_bytes"]),
-                     f"{100 * r['kept_bytes'] / r['peers']['dense']['kept_bytes']:.1f} %"] for r in found]
-            print_table(f"memory of a {found[0]['out']}² layer in training with Adam", ["sparsity", "SNACK", "dense", "of dense"], rows)
-            continue
-        rows, all_alike = [], len({(r["out"], r["dtype"], r["l2"]) for r in found}) == 1
-        for r in found:
-            kind = [] if all_alike else [str(r["out"]), r["dtype"], r["l2"]]
-            cells = [f"{100 * r['sparsity']:g} %", str(r["batch"]), *kind, r.get("regime", ""), human_time(r["time_us"])]
-            for peer in peers:
-                them = r["peers"].get(peer, {"not_run": ""})
-                cells.append("not run" if "time_us" not in them else f"{human_time(them['time_us'])} ({human_ratio(them['time_us'] / r['time_us'])})")
-            rows.append(cells)
-        what = f"{routine}, {found[0]['out']}², {found[0]['dtype']}" if all_alike else routine
-        kind = [] if all_alike else ["size", "dtype", "L2"]
-        print_table(f"{what} (how many times as long as SNACK)", ["sparsity", "batch", *kind, "regime", "SNACK", *peers], rows)
+# ---- what the options say ----------------------------------------------------------------------------------------------------------------
+
+
+def _device(arguments) -> str:
+    from snack.bench.case import check_names
+    from snack.bench.suites import SUITES
+
+    check_names("suite", [arguments.suite], (*SUITES, "run"))
+    if arguments.device is not None:
+        return check_names("device", [arguments.device], ("cpu", "cuda"))[0]
+    if arguments.suite in SUITES:
+        return SUITES[arguments.suite].device
+    return "cpu" if _card_problem() else "cuda"
+
+
+def _card_problem() -> str:
+    from snack import _lib
+
+    return _lib.cuda_problem()
+
+
+def _torch_device(device: str):
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
+def _axes(arguments) -> dict[str, tuple]:
+    """The options of the grid that were given, checked."""
+    from snack.bench.case import DTYPES, ROUTINES, check_names
+    from snack.errors import require
+    from snack.formats.pattern import check_shape, check_sparsity
+
+    kinds = {
+        "routine": lambda names: check_names("routine", names, ROUTINES),
+        "shape": lambda words: tuple(check_shape(_numbers(word.split("x"), "--shape", int)) for word in words),
+        "sparsity": lambda words: tuple(check_sparsity(s, "snack bench") for s in _numbers(words, "--sparsity", float)),
+        "batch": lambda words: _numbers(words, "--batch", int),
+        "dtype": lambda names: check_names("dtype", names, DTYPES),
+        "l2": lambda names: check_names("state of the L2 cache", names, ("warm", "cold")),
+    }
+    given = {name: getattr(arguments, name) or (DEFAULTS[name] if arguments.suite == "run" else None) for name in kinds}
+    found = {name: kinds[name](text.split(",")) for name, text in given.items() if text is not None}
+    require(min(found.get("batch", (1,))) > 0, "snack bench: --batch must be positive.")
+    require(all(min(shape) > 0 for shape in found.get("shape", ())), "snack bench: --shape must be positive.")
+    return found
+
+
+def _numbers(words: list[str], option: str, kind: type) -> tuple:
+    from snack.errors import SnackError
+
+    try:
+        return tuple(kind(word) for word in words)
+    except ValueError:
+        what = "OUTxIN, such as 500x784" if option == "--shape" else "a list of numbers separated by commas"
+        raise SnackError(f"snack bench: {option} {'x'.join(words) if option == '--shape' else ','.join(words)!r} is not {what}.") from None
+
+
+def _cases(arguments, device: str) -> list:
+    """The cases of the suite that the options leave, or of the grid that they are."""
+    from snack.bench.case import LAYER_PEERS, PRODUCT_PEERS, check_names
+    from snack.bench.case import cases as grid
+    from snack.bench.suites import quick, suite_cases
+    from snack.errors import require
+
+    axes = _axes(arguments)
+    known = dict.fromkeys((*PRODUCT_PEERS, *LAYER_PEERS))
+    names = None if arguments.peers is None else [] if arguments.peers == "none" else arguments.peers.split(",")
+    peers = None if names is None else check_names("peer", names, known)
+    require(not arguments.quick or arguments.suite == "cuda", "snack bench: --quick belongs to the suite cuda.")
+    own = [o for o in ("mode", "energy", "memory_cap") if getattr(arguments, o)]
+    require(arguments.suite == "run" or not own, f"snack bench: --{(own or [''])[0].replace('_', '-')} belongs to `run`; the suites have their own.")
+    if arguments.suite == "run":
+        mode = "eager" if device == "cpu" else check_names("mode", [arguments.mode or "graph"], ("graph", "eager"))[0]
+        energy = ("snack", *(known if peers is None else peers)) if arguments.energy else ()
+        found = list(grid(*(axes[a] for a in ("routine", "shape", "sparsity", "batch", "dtype")), l2=axes["l2"], mode=mode,
+                          caps=(arguments.memory_cap,), peers=peers, energy=energy))
+        require(bool(found), "snack bench run: cold weights belong to spmm, spmm_t, sddmm and layer_infer.")
+        return list(dict.fromkeys(found))
+    found = suite_cases(arguments.suite, device)
+    found = quick(found) if arguments.quick else found
+    found = [case for case in found if all(getattr(case, axis) in values for axis, values in axes.items())]
+    require(bool(found), f"snack bench {arguments.suite}: no case of the suite is left by these options; `run` takes any grid.")
+    return found if peers is None else [case.with_peers(peers) for case in found]
+
+
+def _energy(arguments, device: str):
+    from snack.bench.energy import GRAMS_PER_KWH, SOURCE, EnergyMeter
+    from snack.errors import require
+
+    require(device == "cuda", "energy is measured on cards alone, by NVML.")
+    own = arguments.co2 is not None
+    factor, source = (arguments.co2, "given with --co2") if own else (GRAMS_PER_KWH, SOURCE)
+    return EnergyMeter(_torch_device(device), seconds=arguments.energy_seconds, grams_per_kwh=factor, source=source)
+
+
+def _bench(device: str, samples: int, energy, provenance: dict):
+    from snack.bench.cuda_timing import CudaMeter
+    from snack.bench.measure import Bench
+    from snack.bench.timing import Meter
+
+    meter = CudaMeter(_torch_device(device), samples) if device == "cuda" else Meter(samples)
+    facts = meter.facts()
+    meter.tidy()
+    provenance.update(facts)
+    return Bench(meter, facts, energy)

@@ -20,10 +20,11 @@ def add_parser(subparsers) -> None:
 def run(arguments) -> int:
     """Draws the file and says where the picture is."""
     from snack.bench import records
-    from snack.cli import bench_figure, figure
+    from snack.cli import bench_figure, figure, paper_figure
 
     document = records.read(arguments.file)
     path = arguments.figure or f"{Path(arguments.file).stem}.png"
     is_training = any("contender" in record for record in document["records"])
-    say(f"picture: {(figure if is_training else bench_figure).draw(document, path)}")
+    painter = figure if is_training else paper_figure if document.get("suite") in paper_figure.SUITES else bench_figure
+    say(f"picture: {painter.draw(document, path)}")
     return 0

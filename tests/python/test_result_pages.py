@@ -1,0 +1,93 @@
+"""The pages of docs/results: every number and every reason of the records, and a check that finds stale ones."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_plot import paper_document
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import gpu_suite  # noqa: E402
+import readme_tables  # noqa: E402
+import result_pages  # noqa: E402
+
+
+@pytest.mark.parametrize("suite", result_pages.PAGES)
+def test_a_page_has_every_record_and_what_the_paper_printed(suite):
+    document = paper_document(suite)
+    text = result_pages.page(document, "Source: here.", ROOT)
+    shapes = {f"{r['out']:,} × {r['in']:,}" for r in document["records"]}
+    assert all(f"| {shape} |" in text for shape in shapes) and "Source: here." in text and "as we read it" in text
+    if suite == "paper-kernels":
+        assert "2.43 ms, mean of 1,000" in text and "the total of 1,000 calls" in text and "* Sputnik: nobody built it" in text
+    if suite == "paper-memory":
+        assert "out of memory" in text and "where the process may have 4 GiB" in text
+    if suite == "paper-layer":
+        assert "energy a call" in text and "CO₂" in text
+
+
+def test_cells_say_how_many_times_and_where_snack_loses():
+    records = [{"out": 8, "in": 4, "sparsity": 0.9, "batch": 1, "time_us": 10.0, "peers": {
+        "dense": {"time_us": 25.0}, "torch_csr": {"time_us": 5.0}, "torch_coo": {"not_run": "why"}, "dense_mask": {}}}]
+    row = result_pages.table("t", records, [result_pages.SHAPE], "time_us", lambda us: f"{us:g} µs")[4]
+    assert row == "| 8 × 4 | 10 µs | 25 µs (2.5×) | **5 µs (0.50×)** | not run |"
+    assert result_pages.table("t", records, [], "energy_mj", str) == []
+
+
+def test_pages_without_records_and_records_without_pages_are_found(tmp_path, monkeypatch, capsys):
+    for name in ("benchmarks", "README.md", "docs"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
+
+    def tables(*options):
+        monkeypatch.setattr(sys, "argv", ["readme_tables.py", *options])
+        return readme_tables.main(), capsys.readouterr().out
+
+    (tmp_path / "benchmarks/results/h200/paper-memory.json").write_text(json.dumps(paper_document("paper-memory")))
+    assert tables("--check")[0] == 1
+    tables()
+    page = tmp_path / "docs/results/paper-memory-h200.md"
+    assert "Stale" in page.read_text() and "../../benchmarks/results/h200/paper-memory.json" in page.read_text()
+    assert tables("--check") == (0, "")
+    page.write_text(page.read_text() + "more\n")
+    (tmp_path / "docs/results/paper-kernels-h200.md").write_text("of a record that is gone\n")
+    status, said = tables("--check")
+    assert status == 1 and "paper-memory-h200.md is not" in said and "paper-kernels-h200.md is not" in said
+    tables()
+    assert tables("--check")[0] == 0 and not (tmp_path / "docs/results/paper-kernels-h200.md").exists()
+
+
+def test_printed_numbers_say_where_and_how_they_are_read():
+    paper = json.loads((ROOT / "benchmarks/paper.json").read_text())
+    for number in paper["numbers"]:
+        assert set(number) == {"suite", "where", "what", "printed", "read"} and number["suite"] in result_pages.PAGES and all(number.values())
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (0, "records: x.json", {"status": "passed", "detail": "1 records"}),
+        (0, "3 of 9 records remain; the same command goes on with them\nrecords: x.json", {"status": "not run", "detail": "1 records, 3 remain"}),
+        (1, "RuntimeError: broken", {"status": "failed", "detail": "1 records; RuntimeError: broken"}),
+        (None, "stopped after 9 s", {"status": "failed", "detail": "1 records; stopped after 9 s"}),
+    ],
+)
+def test_a_suite_of_the_gpu_suite_goes_on_with_the_committed_records(tmp_path, status, text, expected):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "paper-layer.json").write_text('{"records": [{}]}')
+    ran = []
+
+    class Fake(gpu_suite.Suite):
+        def run(self, command, limit, **environment):
+            ran.append((command, limit))
+            return gpu_suite.Output(status, text)
+
+    suite = Fake(out=tmp_path / "out", compiled=tmp_path, data=None, deadline=gpu_suite.time.monotonic() + 500, is_quick=False, committed=tmp_path)
+    step = gpu_suite.PARTS["paper-layer"](suite)
+    assert step["status"] == expected["status"] and step["detail"].startswith(expected["detail"])
+    assert (tmp_path / "out/paper-layer.json").is_file() and "--limit" in ran[0][0] and 400 < ran[0][1] < 500

@@ -1,0 +1,116 @@
+"""The pages docs/results/<suite>-<device>.md: every number of the paper's suites as tables, from the JSON records alone.
+
+`pages()` gives {path: text}; tools/readme_tables.py writes them and checks them. A suite without records has no page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from snack.bench.suites import SUITES
+from snack.cli.bench_tables import human_energy
+from snack.cli.common import human_bytes, human_ratio, human_time
+
+LABELS = {
+    "dense": "dense", "dense_tf32": "dense, TF32", "dense_bf16": "dense, bf16", "dense_mask": "dense + mask", "dense_mask_bool": "mask of bytes",
+    "coo_atomics": "COO, atomics", "torch_csr": "torch CSR", "torch_coo": "torch COO", "torch_bsr": "torch BSR", "cupy_csr": "CuPy CSR",
+    "cupy_coo": "CuPy COO", "jax_bsr": "JAX", "sparselab": "SparseLab", "sputnik": "Sputnik", "flashsparse": "FlashSparse",
+}
+Axis = tuple[str, Callable[[dict], object]]
+SHAPE: Axis = ("out × in", lambda r: f"{r['out']:,} × {r['in']:,}")
+SPARSITY: Axis = ("sparsity", lambda r: f"{100 * r['sparsity']:g} %")
+BATCH: Axis = ("batch", lambda r: r["batch"])
+PARAMETERS: Axis = ("parameters", lambda r: f"{r['parameters']:,}" if "parameters" in r else "")
+
+
+def table(title: str, records: Iterable[dict], axes: list[Axis], key: str, human: Callable[[float], str]) -> list[str]:
+    """One row a record, one column a contender; in brackets how many times SNACK's. Nothing where no record has the key."""
+    records = sorted((r for r in records if key in r or "not_run" in r), key=lambda r: (r["out"], r["in"], r["sparsity"], r["batch"]))
+    if not any(key in r for r in records):
+        return []
+    peers = [p for p in LABELS if any(key in side or "not_run" in side for side in (r["peers"].get(p, {}) for r in records))]
+    head = [*(name for name, _ in axes), "SNACK", *(LABELS[p] for p in peers)]
+    lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for r in records:
+        cells = [str(value(r)) for _, value in axes] + [_cell(r, None, key, human)]
+        lines.append(f"| {' | '.join(cells + [_cell(r['peers'].get(p, {}), r, key, human) for p in peers])} |")
+    return [*lines, ""]
+
+
+def _cell(side: dict, ours: dict | None, key: str, human: Callable[[float], str]) -> str:
+    if key not in side:
+        return "out of memory" if "out of memory" in side.get("not_run", "") else "not run" if "not_run" in side else "–"
+    if ours is None or key not in ours:
+        return human(side[key])
+    ratio = side[key] / ours[key]
+    words = f"{human(side[key])} ({human_ratio(ratio)})"
+    return words if ratio >= 1 else f"**{words}**"
+
+
+def _kernels(records: list[dict]) -> Iterable[list[str]]:
+    for routine, words in (("spmm", "y = x Wᵀ"), ("spmm_t", "dx = dy W"), ("sddmm", "dW = dyᵀ x where W has connections")):
+        for dtype in ("float32", "bfloat16"):
+            found = [r for r in records if r["routine"] == routine and r["dtype"] == dtype and r["sparsity"] == 0.95]
+            yield table(f"{routine}, 95 %, {dtype}: {words}", found, [SHAPE, BATCH], "time_us", human_time)
+    sweep = [r for r in records if r["routine"] == "spmm" and r["dtype"] == "float32" and r["out"] == 5000 and r["batch"] <= 2]
+    yield table("spmm by sparsity, float32", sweep, [SHAPE, SPARSITY, BATCH], "time_us", human_time)
+
+
+def _layer(records: list[dict]) -> Iterable[list[str]]:
+    for routine, words in (("layer_step", "a training step (forward, backward, SGD)"), ("layer_infer", "inference")):
+        found = [r for r in records if r["routine"] == routine]
+        for key, human, what in (("time_us", human_time, "time"), ("peak_bytes", human_bytes, "the most memory"),
+                                 ("energy_mj", human_energy, "energy a call"), ("power_w", lambda w: f"{w:.0f} W", "mean power"),
+                                 ("co2_ug", lambda ug: f"{ug:.3g} µg", "CO₂ a call")):
+            axes = [SHAPE, SPARSITY, BATCH, *([PARAMETERS] if key == "peak_bytes" else [])]
+            yield table(f"{words[0].upper()}{words[1:]}: {what}", found, axes, key, human)
+
+
+def _memory(records: list[dict]) -> Iterable[list[str]]:
+    for cap in sorted({r.get("params", {}).get("cap_gib", 0) for r in records}):
+        found = [r for r in records if r.get("params", {}).get("cap_gib", 0) == cap]
+        where = f"where the process may have {cap:g} GiB" if cap else "freely"
+        yield table(f"The most in a training step with Adam, {where}", found, [SHAPE, SPARSITY, PARAMETERS], "peak_bytes", human_bytes)
+        yield table(f"The most in inference, {where}", found, [SHAPE, SPARSITY], "infer_peak_bytes", human_bytes)
+
+
+PAGES: dict[str, Callable[[list[dict]], Iterable[list[str]]]] = {"paper-kernels": _kernels, "paper-layer": _layer, "paper-memory": _memory}
+
+
+def _printed(suite: str, root: Path) -> list[str]:
+    """What the paper says."""
+    paper = json.loads((root / "benchmarks/paper.json").read_text())
+    rows = [f"| {n['where']} | {n['what']} | {n['printed']} | {n['read']} |" for n in paper["numbers"] if n["suite"] == suite]
+    return ["## What the paper printed", "", paper["note"], "", "| where | what | as printed | as we read it |", "|---|---|---|---|", *rows, ""]
+
+
+def _silent(records: list[dict]) -> list[str]:
+    """Who did not run, and why; memory that does not suffice stands in the tables."""
+    why = {(peer, side["not_run"]) for r in records for peer, side in r["peers"].items() if "not_run" in side and "memory" not in side["not_run"]}
+    return ["## Not run", "", *(f"* {LABELS[peer]}: {reason}" for peer, reason in sorted(why)), ""] if why else []
+
+
+def page(document: dict, source: str, root: Path) -> str:
+    """The text of one suite's page. `source`: where the numbers come from, and whether they are stale."""
+    suite, records = document["suite"], document["records"]
+    energy = document["provenance"].get("energy")
+    how = [f"Energy: NVML's counter over {energy['rounds']} windows of {energy['window_s']:g} s each, in turn, gross; CO₂ by "
+           f"{energy['g_per_kwh']:g} g/kWh ({energy['source']}).", ""] if energy else []
+    parts = [
+        [f"# {suite}: {SUITES[suite].what}", "", source, "", f"Rerun: `snack bench {suite}`. In brackets: how many times SNACK's; bold where "
+         "SNACK is worse. Times are replays of CUDA graphs where a library can be captured, weights warm in the L2 cache where they fit.", "", *how],
+        _printed(suite, root), *PAGES[suite](records), _silent(records),
+    ]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+def pages(root: Path, source: Callable[[Path, dict], str]) -> dict[Path, str]:
+    """Of every committed record of a suite in PAGES."""
+    found = {}
+    for path in sorted((root / "benchmarks/results").glob("*/*.json")):
+        if path.stem in PAGES:
+            document = json.loads(path.read_text())
+            found[root / f"docs/results/{path.stem}-{path.parent.name}.md"] = page(document, source(path, document["provenance"]), root)
+    return found
