@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from ..errors import SnackError
+from ..nn import SparseLinear
 from . import layers
 from .case import PRODUCTS, Case
 from .energy import EnergyMeter
@@ -24,14 +22,9 @@ COLD_TIMES = 4  # times the L2 cache that the copies of cold weights take togeth
 Make = Callable[[], "Peer | Iterator[Peer]"]
 
 
-def regime(operation: int, shape: tuple[int, int], nnz: int, batch: int, values: Tensor) -> str:
-    """The regime that SNACK would choose on the device of `values`."""
-    problem = (operation, *shape, nnz, batch, values.dtype, 0)
-    if values.is_cuda:
-        text = torch.ops.snack.explain_cuda(*problem, *torch.ops.snack.cuda_capability(values.device.index))
-    else:
-        text = torch.ops.snack.explain(*problem)
-    return text.split(",")[0].rsplit(": ", 1)[-1]
+def regime(layer: SparseLinear, routine: str, batch: int) -> str:
+    """The regime that SNACK chooses, the first word of `explain`."""
+    return layer.explain(batch)[routine].split(",")[0].rsplit(": ", 1)[-1]
 
 
 class Bench:
@@ -75,7 +68,7 @@ class Bench:
         makes: dict[str, Make] = {"snack": partial(snack, problem, copies.get("snack", 1))}
         makes |= {name: partial(PEERS[name], problem, copies[name]) if name in copies else partial(PEERS[name], problem) for name in case.peers}
         record = {
-            "regime": regime(PRODUCTS.index(case.routine), case.shape, problem.values.numel(), case.batch, problem.values),
+            "regime": regime(SparseLinear._from_parts(problem.topology.pattern, problem.values, None), case.routine, case.batch),
             "bytes": problem.values.numel() * (problem.values.element_size() + 2),
         }
         if "copy_tb_s" in self.facts:
@@ -119,7 +112,7 @@ class Bench:
         error = layers.error_of(layer, case, self.meter.device)
         self._require_right(error, case)
         record = {
-            "nnz": layer.nnz, "regime": regime(0, case.shape, layer.nnz, case.batch, layer.values),
+            "nnz": layer.nnz, "regime": regime(layer, "spmm", case.batch),
             "parameters": sum(p.numel() for p in layer.parameters()), "rel_error": error,
         }
         if case.l2 == "cold":
