@@ -58,14 +58,18 @@ def _kernels(records: list[dict]) -> Iterable[list[str]]:
     yield table("spmm by sparsity, float32", sweep, [SHAPE, SPARSITY, BATCH], "time_us", human_time)
 
 
+QUANTITIES: tuple[tuple[str, Callable[[float], str], str], ...] = (
+    ("time_us", human_time, "time"), ("peak_bytes", human_bytes, "the most memory"), ("energy_mj", human_energy, "energy a call"),
+    ("power_w", lambda w: f"{w:.0f} W", "mean power"), ("co2_ug", lambda ug: f"{ug:.3g} µg", "CO₂ a call"),
+)
+
+
 def _layer(records: list[dict]) -> Iterable[list[str]]:
-    for routine, words in (("layer_step", "a training step (forward, backward, SGD)"), ("layer_infer", "inference")):
-        found = [r for r in records if r["routine"] == routine]
-        for key, human, what in (("time_us", human_time, "time"), ("peak_bytes", human_bytes, "the most memory"),
-                                 ("energy_mj", human_energy, "energy a call"), ("power_w", lambda w: f"{w:.0f} W", "mean power"),
-                                 ("co2_ug", lambda ug: f"{ug:.3g} µg", "CO₂ a call")):
-            axes = [SHAPE, SPARSITY, BATCH, *([PARAMETERS] if key == "peak_bytes" else [])]
-            yield table(f"{words[0].upper()}{words[1:]}: {what}", found, axes, key, human)
+    steps = [r for r in records if r["routine"] == "layer_step"]
+    yield table("Parameters", [r for r in steps if r["batch"] == 4], [SHAPE, SPARSITY], "parameters", lambda n: f"{n:,}")
+    for found, words in ((steps, "A training step (forward, backward, SGD)"), ([r for r in records if r["routine"] == "layer_infer"], "Inference")):
+        for key, human, what in QUANTITIES:
+            yield table(f"{words}: {what}", found, [SHAPE, SPARSITY, BATCH], key, human)
 
 
 def _memory(records: list[dict]) -> Iterable[list[str]]:

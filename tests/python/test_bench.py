@@ -104,6 +104,7 @@ def test_every_routine_is_measured_at_a_shape_that_is_not_square(measured):
             assert r["bytes"] == r["nnz"] * ({"float32": 4, "bfloat16": 2}[r["dtype"]] + 2) and r["floor_us"] == round(r["bytes"] / 4e6, 3)
         if r["routine"].startswith("layer"):
             assert r["peak_bytes"] == r["peers"]["dense"]["peak_bytes"] == 64 and r["parameters"] == 1536 + 96
+            assert r["peers"]["dense"]["parameters"] == 96 * 80 + 96
 
 
 def test_everybody_computes_the_product(measured):
@@ -244,6 +245,11 @@ def test_a_peer_or_energy_that_is_not_there_is_measured_with_all_that_was():
     assert set(missing.peers) == {"torch_csr", "dense"} and missing.energy == ("snack",)
     watched, = cases(["spmm"], [(8, 8)], [0.5], [1], peers=["dense"], energy=["snack", "dense"])
     assert results.missing([watched]) == [watched] and results.missing([watched], has_energy=False) == []
+
+
+def test_how_energy_was_measured_stays_with_the_records():
+    before = Results("run", {**PROVENANCE, "energy": {"window_s": 5}}).document()
+    assert Results("run", dict(PROVENANCE), before).provenance["energy"] == {"window_s": 5}
 
 
 def test_records_of_other_sources_are_stale_and_measured_again():

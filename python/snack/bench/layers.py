@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import lru_cache
@@ -80,14 +79,10 @@ def build(name: str, case: Case, device: torch.device) -> nn.Module:
             raise NotImplementedError("SparseLab runs on processors alone")
         from sparselab import SparseLinear as Theirs
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return Theirs(in_, out, bias=True, sparsity=case.sparsity)
+        return Theirs(in_, out, bias=True, sparsity=case.sparsity)
     if name == "snack":
         return deepcopy(prototype(case, device))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return TorchSparse(prototype(case, device), name.removeprefix("torch_"))
+    return TorchSparse(prototype(case, device), name.removeprefix("torch_"))
 
 
 def operands(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -152,7 +147,8 @@ def maker(name: str, case: Case, device: torch.device, copies: int = 1) -> Calla
             runs = [inference(m, x) for m in (module, *(deepcopy(module) for _ in range(copies - 1)))]
         if name == "dense_tf32":
             runs = [in_tf32(run) for run in runs]
-        return Peer(runs, note={"dense_bf16": "weights, x and y in bfloat16"}.get(name, ""))
+        note = "weights, x and y in bfloat16" if name == "dense_bf16" else ""
+        return Peer(runs, note=note, parameters=sum(p.numel() for p in module.parameters()))
 
     return make
 

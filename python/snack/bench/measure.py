@@ -6,6 +6,7 @@ does a result of ours that is wrong.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -37,15 +38,19 @@ class Bench:
 
     def measure(self, case: Case) -> dict:
         """The record of a case."""
-        head = self._head(case)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"Sparse \w+ tensor support is in beta")
+            return self._head(case) | self._measure(case)
+
+    def _measure(self, case: Case) -> dict:
         try:
             if case.routine in PRODUCTS:
-                return head | self._product(case)
+                return self._product(case)
             self._problem = None  # its memory is needed now
             self.meter.tidy()
             if case.routine == "memory":
-                return head | self._memory(case)
-            return head | (self._update(case) if case.routine == "update" else self._layer(case))
+                return self._memory(case)
+            return self._update(case) if case.routine == "update" else self._layer(case)
         finally:
             self.meter.tidy()
 
@@ -111,10 +116,7 @@ class Bench:
         layer = layers.build("snack", case, self.meter.device)
         error = layers.error_of(layer, case, self.meter.device)
         self._require_right(error, case)
-        record = {
-            "nnz": layer.nnz, "regime": regime(layer, "spmm", case.batch),
-            "parameters": sum(p.numel() for p in layer.parameters()), "rel_error": error,
-        }
+        record = {"nnz": layer.nnz, "regime": regime(layer, "spmm", case.batch), "rel_error": error}
         if case.l2 == "cold":
             dense = layer.values.element_size() * case.shape[0] * case.shape[1]
             sizes = {"snack": layer.values.nbytes + layer.pattern.nbytes, **dict.fromkeys(case.peers, dense)}
@@ -170,6 +172,8 @@ class Bench:
                     peer = self._best(makes[name](), mode or case.mode)
                     if peer.error is not None:
                         sides[name]["rel_error"] = peer.error(peer.runs[-1]())
+                    if peer.parameters is not None:
+                        sides[name]["parameters"] = peer.parameters
                     players[name], peers[name] = self.meter.player(peer.runs, mode or case.mode, peer.finish), peer
                 except Exception as error:
                     if name == "snack" and not is_out_of_memory(error):

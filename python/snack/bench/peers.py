@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -112,12 +111,13 @@ class Problem:
 @dataclass
 class Peer:
     """`runs`: calls that take turns (copies of the weights); `error`: of a result, where it is compared; `note`: its setting;
-    `finish`: waits for the last call, of a library that the stream of PyTorch does not wait for."""
+    `finish`: waits for the last call, of a library that the stream of PyTorch does not wait for; `parameters`: of a layer."""
 
     runs: list[Run]
     error: Callable[[object], float] | None = None
     note: str = ""
     finish: Run | None = None
+    parameters: int | None = None
 
 
 def snack(problem: Problem, copies: int = 1) -> Peer:
@@ -178,9 +178,7 @@ def _csr(problem: Problem) -> Tensor:
     transposed = problem.routine == "spmm_t"
     pointers, indices, slots = problem.topology.compressed(transposed)
     size = tuple(problem.weight.shape)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(pointers, indices, problem.values[slots], size[::-1] if transposed else size, check_invariants=False)
+    return torch.sparse_csr_tensor(pointers, indices, problem.values[slots], size[::-1] if transposed else size, check_invariants=False)
 
 
 def torch_csr(problem: Problem) -> Iterator[Peer]:
@@ -232,9 +230,7 @@ def torch_bsr(problem: Problem) -> Iterator[Peer]:
     if not sizes:
         raise ValueError(f"no block size from 4 to 64 divides {weight.shape[0]} and {weight.shape[1]}")
     for size in sizes:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse BSR tensor support is in beta")
-            bsr = weight.to_sparse_bsr((size, size))
+        bsr = weight.to_sparse_bsr((size, size))
         words = f"blocks of {size}x{size}{where}"
         yield Peer([lambda bsr=bsr: linear(m, bsr)], problem.error, f"F.linear(x, bsr), {words}")
         yield Peer([lambda bsr=bsr: (bsr @ m.t()).t().contiguous()], problem.error, f"contiguous((bsr @ x.t()).t()), {words}")
@@ -314,9 +310,7 @@ def sparselab(problem: Problem) -> Peer:
     from sparselab import SparseLinear as Theirs
 
     out, in_ = problem.weight.shape
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        layer = Theirs(in_, out, bias=False, sparsity=problem.topology.pattern.sparsity)
+    layer = Theirs(in_, out, bias=False, sparsity=problem.topology.pattern.sparsity)
     return Peer([lambda: layer(problem.x)], note="Padded-CSR, timed after the others")
 
 

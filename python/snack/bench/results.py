@@ -29,6 +29,8 @@ class Results:
         old = before.get("provenance", {})
         for key, word, ours in (("suite", before.get("suite"), suite), ("device", old.get("device"), provenance.get("device"))):
             require(word == ours, f"{path} holds results of the {key} {word}, not {ours}: give another file with --json, or remove this one.")
+        if "energy" in old:  # how the records that have it were measured; this run may measure none
+            provenance.setdefault("energy", old["energy"])
         same = all(old.get(key) == provenance.get(key) for key in _SOURCES)
         for place, found in ((self.records if same else self.stale, before["records"]), (self.stale, before.get("stale", []))):
             for record in found:

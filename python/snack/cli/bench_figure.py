@@ -58,16 +58,16 @@ def draw(document: dict, path) -> Path:
 
 def _products(records: list[dict]) -> list[dict]:
     """The forward product in float32 of the largest layer, its smallest batch, warm; the highest sparsities."""
-    found = [r for r in records if r["routine"] == "spmm" and r["dtype"] == "float32" and r.get("l2", "warm") == "warm"]
+    found = [r for r in records if r["routine"] == "spmm" and r["dtype"] == "float32" and r.get("l2", "warm") == "warm" and "time_us" in r]
     found = [r for r in found if r["out"] == max(f["out"] for f in found)]
     found = [r for r in found if r["batch"] == min(f["batch"] for f in found)]
     return sorted(found, key=lambda r: r["sparsity"])[-COLUMNS:]
 
 
 def _step(records: list[dict]) -> dict | None:
-    """The training step nearest to 90 % sparsity."""
-    steps = [r for r in records if r["routine"] == "layer_step"]
-    return min(steps, key=lambda r: abs(r["sparsity"] - 0.9), default=None)
+    """The training step nearest to 90 % sparsity, of the largest layer."""
+    steps = [r for r in records if r["routine"] == "layer_step" and "time_us" in r]
+    return min(steps, key=lambda r: (abs(r["sparsity"] - 0.9), -r["out"]), default=None)
 
 
 def _times(record: dict, on_card: bool) -> dict[str, float]:
