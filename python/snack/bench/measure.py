@@ -39,7 +39,7 @@ class Bench:
     def measure(self, case: Case) -> dict:
         """The record of a case."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"Sparse \w+ tensor support is in beta")
+            warnings.filterwarnings("ignore", message=r"Sparse \w+ tensor support is in beta|bsr_dense_addmm uses non-optimal")
             return self._head(case) | self._measure(case)
 
     def _measure(self, case: Case) -> dict:

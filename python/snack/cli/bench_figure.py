@@ -14,7 +14,7 @@ from snack.errors import SnackError
 # Who is shown, in this order; of several ways to one library the fastest.
 PEERS = {
     "dense + mask": ("dense_mask",), "dense": ("dense",), "dense, TF32": ("dense_tf32",), "COO, atomics": ("coo_atomics",),
-    "torch CSR": ("torch_csr",), "cuSPARSE": ("torch_csr", "torch_coo", "cupy_csr"), "SparseLab": ("sparselab",),
+    "torch CSR": ("torch_csr",), "cuSPARSE": ("torch_csr", "torch_coo", "cupy_csr", "cupy_coo"), "SparseLab": ("sparselab",),
 }
 COLOUR = {"dense + mask": COLOURS["dense_mask"], "dense": COLOURS["dense"], "SNACK": COLOURS["snack"]}
 COLUMNS = 3  # sparsities side by side
