@@ -48,7 +48,8 @@ struct Columns {
   }
 
   /// All threads: columns [first, first + count) of batch rows [b0, b0 + present); rows that are not present are zero. The copy
-  /// may still be under way: arrived() and a barrier end it.
+  /// may still be under way: arrived() and a barrier end it. kInFlight: loads that a thread may have under way.
+  template <int kInFlight = 32>
   __device__ static __forceinline__ void stage(unsigned char* to, const Strided<T>& x, int64_t first, int count, int64_t b0, int present) {
     const T* from = x.data + b0 * x.row_stride + first * x.col_stride;
     constexpr int kAtOnce = 16 / sizeof(T), kAWord = 4 / sizeof(T);
@@ -60,7 +61,7 @@ struct Columns {
       __pipeline_commit();
     } else if (W > 1 && x.col_stride == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0 && x.row_stride % kAWord == 0) {
       done = count / kAWord * kAWord;
-      stage_words(to, from, x.row_stride, count / kAWord, present);
+      stage_words<kInFlight>(to, from, x.row_stride, count / kAWord, present);
     }
     for (int i = done + threadIdx.x; i < count; i += blockDim.x) stage_column(to, from, x, i, present);
   }
@@ -89,8 +90,9 @@ struct Columns {
   }
 
   // A word of every batch row at a time: one column, or two of a 16-bit type.
+  template <int kInFlight>
   __device__ static __forceinline__ void stage_words(unsigned char* to, const T* from, int64_t row_stride, int words, int present) {
-    constexpr int kAhead = 32 / W;  // loads in flight
+    constexpr int kAhead = kInFlight / W;
     for (int i0 = threadIdx.x; i0 < words; i0 += blockDim.x * kAhead) {
       uint32_t word[kAhead][W];
 #pragma unroll

@@ -20,10 +20,6 @@ inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that
 inline constexpr int kRowsThreads = 640;      // the most a block may have
 constexpr int rows_resident(int width) { return width == 1 ? 2 : 1; }  // blocks that registers must leave room for
 inline constexpr int64_t kManyChunks = 12;   // of eight slots, a segment: two blocks share a multiprocessor from here on
-// spmm_t_rows
-inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared memory at a time
-constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
-
 inline constexpr int kLongSegments = 4;       // a row is left to the whole block if it has a segment so many times the mean
 inline constexpr int64_t kTableBytes = 32 << 10;  // the most that the table of segments may take
 inline constexpr int64_t kMaxRowsSlots = (int64_t{1} << 32) - 16;  // slots that its 32-bit numbers reach
@@ -37,6 +33,16 @@ constexpr int log2_column(int64_t element_bytes, int width) {
 /// Shared memory of spmm_rows: x, one panel more so that panels can begin at multiples of their size, and the table.
 constexpr int64_t rows_shared(int64_t element_bytes, int width, int64_t panels, int64_t rows) {
   return (panels + 1) * (int64_t{kPanelCols} << log2_column(element_bytes, width)) + 8 * panels * rows;
+}
+
+// spmm_t_rows
+inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared memory at a time
+constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
+
+// sddmm_chunks
+inline constexpr int kChunkThreads = 512;
+constexpr int64_t chunks_shared(int64_t element_bytes, int width) {
+  return 4 * width * kStagedStrips * kStripRows + (int64_t{kPanelCols} << log2_column(element_bytes, width));
 }
 
 inline constexpr int kLongSegment = 24;       // spmm_t: mean slots of a row in a tile from which on rows are added four chunks at a time

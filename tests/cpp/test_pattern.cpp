@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "problem.hpp"
 #include "snack/core/error.hpp"
+#include "snack/kernels/select.hpp"
 
 namespace snack::testing {
 
@@ -31,6 +34,17 @@ TEST(Geometry, IndexStaysWithinItsBound) {
   }
 }
 
+TEST(Geometry, RowStartsCostAtMostHalfAByteASlot) {
+  std::mt19937_64 rng(2);
+  for (int i = 0; i < 20000; ++i) {
+    const int64_t out = 1 + rng() % (1 << rng() % 18), in = 1 + rng() % (1 << rng() % 18);
+    const Geometry g = make_geometry(out, in, int64_t(rng() % uint64_t(out * in + 1)));
+    const int64_t bytes = 8 * (g.pointer_words() - g.tiles() - 1);
+    EXPECT_EQ(bytes > 0, g.has_row_starts());
+    EXPECT_LE(bytes, g.nnz / 2 + 8);
+  }
+}
+
 TEST(Geometry, RefusesImpossibleShapes) {
   EXPECT_THROW(make_geometry(-1, 3, 0), Error);
   EXPECT_THROW(make_geometry(kMaxExtent + 1, 3, 0), Error);
@@ -55,6 +69,24 @@ TEST(Pattern, UnpackInvertsEncode) {
     }
     EXPECT_EQ(seen, positions);
   }
+}
+
+TEST(Pattern, RowStartsAreWhereRowsBegin) {
+  for (const auto& [out, in, nnz] : {std::array<int64_t, 3>{100, 3000, 9000}, {64, 1024, 65536}, {129, 1025, 4000}, {1, 5000, 400}, {5000, 8, 30000}}) {
+    const HostPattern pattern = reference::sample(out, in, nnz, 5);
+    const PatternView view = pattern.view();
+    ASSERT_NE(view.row_starts(), nullptr);
+    std::vector<SlotKey> keys(size_t(nnz) + 1);
+    decode_keys(view, 0, nnz, keys.data());
+    for (int64_t panel = 0; panel < view.geometry.panels(); ++panel)
+      for (int64_t row = 0; row < out; ++row) {
+        const int64_t slot = std::lower_bound(keys.begin(), keys.end() - 1, slot_key(row, panel * kTileCols)) - keys.begin();
+        uint16_t start;
+        std::memcpy(&start, view.row_starts() + panel * out + row, sizeof start);
+        ASSERT_EQ(view.tile_ptr[panel * view.geometry.strips() + row / 64] + start, slot) << panel << " " << row;
+      }
+  }
+  EXPECT_EQ(reference::sample(1000, 1000, 3000, 5).view().row_starts(), nullptr);  // too few slots a segment
 }
 
 TEST(Pattern, FindSlotSaysAbsent) {
