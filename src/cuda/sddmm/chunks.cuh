@@ -3,8 +3,8 @@
 // A block owns an equal share of one panel's slots. Its window of x (1024 columns x W) is staged once; phases, for kStagedStrips
 // strips at a time:
 //   stage   the strips' rows of dy (W floats a row) and where their tiles begin
-//   walk    a thread takes chunks of eight slots that begin at multiples of eight: one 16-byte load of words, eight reads of x, a
-//           read of dy where the row changes, 16-byte stores. The words of its next chunk are under way meanwhile
+//   walk    a thread takes chunks of slots whose results fill 16 bytes: one load of their words, a read of x each, a read of dy
+//           where the row changes, one store. The words of its next chunk are under way meanwhile
 // Sums are float, in the order of the batch: results repeat bit for bit. Read: nnz * 2, and the windows once a block. Written:
 // nnz * value. Limits: 2^32 - 16 slots; requests to shared memory.
 #pragma once
@@ -25,32 +25,51 @@ struct SddmmChunks {
   bool aligned;  // index and dvalues lie on 16 bytes
 };
 
-// The words of a chunk; those from `limit` on are not read.
-__device__ __forceinline__ uint4 load_words(const uint16_t* index, uint32_t chunk, uint32_t slots, bool aligned) {
-  Eight<uint16_t> eight;
-  eight.load(index + 8 * size_t(chunk), int(min(8u, slots - 8 * chunk)), aligned);
-  return make_uint4(eight.word[0], eight.word[1], eight.word[2], eight.word[3]);
-}
-
+// A chunk: the slots whose results fill 16 bytes.
 template <class T>
-__device__ __forceinline__ void store_chunk(T* to, const float (&result)[8], bool aligned) {
-  alignas(16) T element[8];
+struct SddmmChunk {
+  static constexpr int kSlots = 16 / sizeof(T);
+  uint32_t pair[kSlots / 2];  // words, two and two
+
+  /// Words from `slots` on do not exist and are not read.
+  __device__ __forceinline__ void load(const uint16_t* index, uint32_t chunk, uint32_t slots, bool aligned) {
+    const uint16_t* from = index + size_t(chunk) * kSlots;
+    if (aligned && (chunk + 1) * kSlots <= slots) {
+      if constexpr (kSlots == 4) {
+        const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+        pair[0] = two.x, pair[1] = two.y;
+      } else {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from));
+        pair[0] = four.x, pair[1] = four.y, pair[2] = four.z, pair[3] = four.w;
+      }
+      return;
+    }
 #pragma unroll
-  for (int k = 0; k < 8; ++k) element[k] = from_float<T>(result[k]);
-  if (aligned) {
-#pragma unroll
-    for (int i = 0; i < int(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(element)[i];
-  } else {
-#pragma unroll
-    for (int k = 0; k < 8; ++k) to[k] = element[k];
+    for (int i = 0; i < kSlots; ++i) {
+      const uint32_t word = chunk * kSlots + i < slots ? from[i] : 0u;
+      pair[i / 2] = i % 2 == 0 ? word : pair[i / 2] | word << 16;
+    }
   }
-}
+  __device__ __forceinline__ uint32_t word(int i) const { return i % 2 == 0 ? pair[i / 2] & 0xffffu : pair[i / 2] >> 16; }
+
+  __device__ __forceinline__ static void store(T* to, const float (&result)[kSlots], bool aligned) {
+    alignas(16) T element[kSlots];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) element[i] = from_float<T>(result[i]);
+    if (aligned) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(element);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) to[i] = element[i];
+    }
+  }
+};
 
 template <class T, int W>
-__global__ void __launch_bounds__(kChunkThreads, W < 8 ? 2 : 1) sddmm_chunks(const __grid_constant__ SddmmChunks<T> a) {
+__global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_constant__ SddmmChunks<T> a) {
   using X = Columns<T, W>;
   extern __shared__ float4 shared[];
-  __shared__ uint32_t start[kStagedStrips + 1], first_strip;
+  __shared__ uint32_t start[kStagedStrips + 1], first_strip, last_strip;
   float* dy = reinterpret_cast<float*>(shared);
   unsigned char* x = reinterpret_cast<unsigned char*>(dy + kStagedStrips * kStripRows * W);
   const uint32_t window = uint32_t(__cvta_generic_to_shared(x));
@@ -66,15 +85,18 @@ __global__ void __launch_bounds__(kChunkThreads, W < 8 ? 2 : 1) sddmm_chunks(con
     return max(panel_begin, uint32_t(panel_begin + uint64_t(panel_end - panel_begin) * s / a.splits) & ~7u);
   };
   const uint32_t begin = share(split), end = share(split + 1);
-  for (uint32_t i = threadIdx.x; i < a.strips; i += blockDim.x)
-    if (uint32_t(tiles[i]) <= begin && begin < uint32_t(tiles[i + 1])) first_strip = i;
+  for (uint32_t i = threadIdx.x; i < a.strips; i += blockDim.x) {
+    const uint32_t from = uint32_t(tiles[i]), to = uint32_t(tiles[i + 1]);
+    if (from <= begin && begin < to) first_strip = i;
+    if (from < end && end <= to) last_strip = i;
+  }
   X::arrived();
   __syncthreads();
   if (begin == end) return;
 
   uint32_t from = begin;
   for (uint32_t strip = first_strip; from < end; strip += kStagedStrips) {
-    const int strips = int(min(uint32_t(kStagedStrips), a.strips - strip));
+    const int strips = int(min(uint32_t(kStagedStrips), last_strip + 1 - strip));
     const int64_t row0 = int64_t(strip) * kStripRows;
     for (int i = threadIdx.x; i <= strips; i += blockDim.x) start[i] = uint32_t(tiles[strip + i]);
 #pragma unroll
@@ -82,21 +104,23 @@ __global__ void __launch_bounds__(kChunkThreads, W < 8 ? 2 : 1) sddmm_chunks(con
       for (int r = threadIdx.x; r < strips * kStripRows; r += blockDim.x)
         dy[r * W + b] = row0 + r < a.out && b < a.batch ? a.dy(b, row0 + r) : 0.f;
     __syncthreads();
-    const uint32_t to = min(end, start[strips]), last = (to + 7) / 8;
-    uint32_t chunk = from / 8 + threadIdx.x;
-    uint4 next = chunk < last ? load_words(a.index, chunk, a.slots, a.aligned) : uint4{};
+    constexpr int kSlots = SddmmChunk<T>::kSlots;
+    const uint32_t to = min(end, start[strips]), last = (to + kSlots - 1) / kSlots;
+    uint32_t chunk = from / kSlots + threadIdx.x;
+    SddmmChunk<T> next{};
+    if (chunk < last) next.load(a.index, chunk, a.slots, a.aligned);
     int s = 0;
     for (; chunk < last; chunk += kChunkThreads) {
-      const uint4 now = next;
-      if (chunk + kChunkThreads < last) next = load_words(a.index, chunk + kChunkThreads, a.slots, a.aligned);
+      const SddmmChunk<T> now = next;
+      if (chunk + kChunkThreads < last) next.load(a.index, chunk + kChunkThreads, a.slots, a.aligned);
       float from_dy[W];
       int row = -1;
       const auto product = [&](uint32_t word) {
-        const int at = s * kStripRows + int(word >> kTileColBits);
-        if (at != row) {
-          row = at;
+        const int its_row = s * kStripRows + int(word >> kTileColBits);
+        if (its_row != row) {
+          row = its_row;
 #pragma unroll
-          for (int b = 0; b < W; ++b) from_dy[b] = dy[at * W + b];
+          for (int b = 0; b < W; ++b) from_dy[b] = dy[row * W + b];
         }
         float from_x[W], sum = 0.f;
         X::read(window + ((word & (kPanelCols - 1)) << X::kLogBytes), from_x);
@@ -104,19 +128,16 @@ __global__ void __launch_bounds__(kChunkThreads, W < 8 ? 2 : 1) sddmm_chunks(con
         for (int b = 0; b < W; ++b) sum = fmaf(from_dy[b], from_x[b], sum);
         return sum;
       };
-      const uint32_t first = max(from, 8 * chunk);
+      const uint32_t at = chunk * kSlots, first = max(from, at);
       while (start[s + 1] <= first) ++s;  // a thread's slots ascend
-      if (8 * chunk >= from && 8 * chunk + 8 <= min(to, start[s + 1])) {
-        float result[8];
+      if (at >= from && at + kSlots <= min(to, start[s + 1])) {
+        float result[kSlots];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const uint32_t pair = k / 2 == 0 ? now.x : k / 2 == 1 ? now.y : k / 2 == 2 ? now.z : now.w;
-          result[k] = product(k % 2 == 0 ? pair & 0xffffu : pair >> 16);
-        }
-        store_chunk(a.dvalues + 8 * size_t(chunk), result, a.aligned);
+        for (int i = 0; i < kSlots; ++i) result[i] = product(now.word(i));
+        now.store(a.dvalues + at, result, a.aligned);
       } else {  // the share or a tile ends within
 #pragma unroll 1
-        for (uint32_t slot = first; slot < min(to, 8 * chunk + 8); ++slot) {
+        for (uint32_t slot = first; slot < min(to, at + kSlots); ++slot) {
           while (start[s + 1] <= slot) ++s;
           a.dvalues[slot] = from_float<T>(product(a.index[slot]));
         }

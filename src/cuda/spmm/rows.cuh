@@ -6,7 +6,7 @@
 //   table   where the slots of every row and panel lie, in chunks of eight slots that begin at multiples of eight
 //   stage   x, [column][W] in its own type
 //   walk    a lane takes every lanes-th chunk of its group's panels: two or three 16-byte loads, then eight reads of x and
-//           multiply-adds; slots of other rows at either end of a segment are masked
+//           multiply-adds; slots of other rows at either end of a segment are masked. The next chunk is under way meanwhile
 //   join    shuffles add the team's sums
 // Rows with a segment of more than long_chunks are left to the whole block at the end, one after the other.
 // With one split y is written in its dtype, else float partials (splits, batch, out) are, for finish().
@@ -54,48 +54,22 @@ struct Chunks {
   }
 };
 
-// One lane's way through the chunks of a row.
+// Eight slots as loaded: their words, values, which of them belong to the row, and where the panel's columns lie.
 template <class T, int W>
-struct RowWalk {
+struct Chunk {
   using X = Columns<T, W>;
-  static constexpr int kValueWords = sizeof(T) / 2;  // of 16 bytes, a chunk
-  uint32_t entry, stop, entry_step;  // addresses in the table: now, behind the row, a step of panels
-  uint32_t window, window_step;      // address of the panel's columns
-  uint32_t chunk, chunk_step;        // in the segment
-  Chunks segment;
+  static constexpr int kValueWords = sizeof(T) / 2;  // of 16 bytes
   uint4 words;
   uint4 values[kValueWords];
-  uint32_t mask;
+  uint32_t mask, window;
 
-  /// Finds the next chunk; false, and false again, where the row ends.
-  __device__ __forceinline__ bool advance() {
-    while (chunk >= segment.count()) {
-      chunk -= segment.count();
-      if (entry >= stop) {
-        chunk = 1u << 31;
-        return false;
-      }
-      segment = Chunks::load(entry);
-      entry += entry_step, window += window_step;
-    }
-    return true;
-  }
-
-  /// Loads it, and steps on.
-  __device__ __forceinline__ void fetch(const SpmmRows<T>& a) {
-    mask = segment.mask(chunk);
-    const uint32_t at = segment.first + chunk;
-    chunk += chunk_step;
+  __device__ __forceinline__ void load(const SpmmRows<T>& a, uint32_t at) {
     if (at < a.whole_chunks) {
       words = __ldg(reinterpret_cast<const uint4*>(a.index) + at);
 #pragma unroll
       for (int i = 0; i < kValueWords; ++i) values[i] = __ldg(reinterpret_cast<const uint4*>(a.values) + size_t(at) * kValueWords + i);
-    } else {
-      fetch_scalars(a, at);
+      return;
     }
-  }
-
-  __device__ __forceinline__ void fetch_scalars(const SpmmRows<T>& a, uint32_t at) {
     Eight<uint16_t> index;
     Eight<T> value;
     const int limit = int(min(8u, a.slots - 8 * at));
@@ -131,6 +105,37 @@ struct RowWalk {
 #pragma unroll
       for (int b = 0; b < W; ++b) sum[b] = fmaf(v, x[b], sum[b]);
     }
+  }
+};
+
+// One lane's way through the chunks of a row.
+template <class T, int W>
+struct RowWalk {
+  uint32_t entry, stop, entry_step;  // addresses in the table: now, behind the row, a step of panels
+  uint32_t window, window_step;      // address of the panel's columns
+  uint32_t chunk, chunk_step;        // in the segment
+  Chunks segment;
+
+  /// Finds the next chunk; false, and false again, where the row ends.
+  __device__ __forceinline__ bool advance() {
+    while (chunk >= segment.count()) {
+      chunk -= segment.count();
+      if (entry >= stop) {
+        chunk = 1u << 31;
+        return false;
+      }
+      segment = Chunks::load(entry);
+      entry += entry_step, window += window_step;
+    }
+    return true;
+  }
+
+  /// Loads it, and steps on.
+  __device__ __forceinline__ void fetch(const SpmmRows<T>& a, Chunk<T, W>& into) {
+    into.mask = segment.mask(chunk);
+    into.window = window;
+    into.load(a, segment.first + chunk);
+    chunk += chunk_step;
   }
 };
 
@@ -196,18 +201,21 @@ __global__ void __launch_bounds__(kRowsThreads, rows_resident(W)) spmm_rows(cons
     walk.stop = table_at + 8 * panels * a.rows_a_block, walk.entry = active ? table_at + 8 * (group * a.rows_a_block + r) : walk.stop;
     walk.window = x_at + (group - groups) * X::kPanelBytes;
     float sum[W] = {};
-    while (true) {
+    Chunk<T, W> ahead;
+    ahead.mask = 0;
+    do {
+      const Chunk<T, W> now = ahead;
       const bool more = walk.advance();
       __syncwarp();  // lanes that crossed into another panel and those that did not load together
-      if (more) walk.fetch(a);
+      ahead.mask = 0;
+      if (more) walk.fetch(a, ahead);
       if (W == 1 && !is_staged) {  // the first loads are under way while x arrives
         X::arrived();
         __syncthreads();
         is_staged = true;
       }
-      if (!__any_sync(~0u, more)) break;
-      if (more) walk.add(sum);
-    }
+      if (now.mask != 0) now.add(sum);
+    } while (__any_sync(~0u, ahead.mask != 0));
 #pragma unroll
     for (int b = 0; b < W; ++b)
       for (int d = 1 << log_team >> 1; d > 0; d >>= 1) sum[b] += __shfl_xor_sync(~0u, sum[b], d);
