@@ -39,6 +39,17 @@ constexpr int64_t rows_shared(int64_t element_bytes, int width, int64_t panels, 
 inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared memory at a time
 constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
 
+// spmm_batch
+constexpr int batch_threads(bool is_staged) { return is_staged ? 640 : 768; }  // the most a block may have
+inline constexpr int kBatchGroups = 4;        // the most that share the panels of the same rows
+inline constexpr int kPanelTiles = 16;        // blocks that transpose a panel of x
+/// Bytes of a panel of transposed x: a line a column, and the zero line.
+constexpr int64_t panel_bytes(int64_t line_bytes) { return (kPanelCols + 1) * line_bytes; }
+/// Shared memory: windows of x; at the end sums of the rows, of the warps' parts of a long row, and which rows are long.
+constexpr int64_t batch_shared(int64_t line_bytes, int64_t columns, int64_t teams, int64_t threads, int64_t windows) {
+  return std::max(windows * panel_bytes(line_bytes), 4 * columns * (teams + 1 + threads / 32) + 4 * teams);
+}
+
 // sddmm_chunks
 inline constexpr int kChunkThreads = 512;
 constexpr int64_t chunks_shared(int64_t element_bytes, int width) {

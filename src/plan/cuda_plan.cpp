@@ -92,6 +92,52 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.reason = "every row is one team's, all of x lies in shared memory";
 }
 
+// spmm_batch needs rows for its blocks to share.
+bool has_batch_rows(const Geometry& g) { return g.has_row_starts() && g.panels() <= 4 * g.out; }
+
+// Lines of 128 bytes, or less where the batch is narrow. A block has as many rows as make whole turns of one block a
+// multiprocessor, if the panels of x are read from shared memory or all fits into one turn; else blocks are small, and several share
+// a multiprocessor. Where threads are left, groups share the panels.
+void plan_spmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
+  const Geometry& g = p.geometry;
+  const int64_t bytes = size_of(p.dtype), column = panel_bytes(bytes) * g.panels(), narrowest = bytes == 4 ? 4 : 2;
+  plan.kernel = "spmm_batch";
+  plan.reason = "lanes hold vectors of the batch, every row is one team's";
+  plan.lanes = 8;
+  const auto columns = [&](int lanes) { return lanes * 16 / bytes; };
+  while (plan.lanes > narrowest && (columns(plan.lanes / 2) >= p.batch || columns(plan.lanes) * column > kWorkspaceBytes)) plan.lanes /= 2;
+  plan.batch_block = columns(plan.lanes);
+  const int64_t line_bytes = plan.batch_block * bytes;
+  plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, std::max(ceil_div(g.out, 4), kPanelTiles * g.panels()));
+  const int64_t launches = ceil_div(p.batch, plan.batch_chunk);  // alike, so that none ends on a small rest
+  plan.batch_chunk = std::min(p.batch, ceil_div(ceil_div(p.batch, launches), plan.batch_block) * plan.batch_block);
+  const int64_t chunks = ceil_div(plan.batch_chunk, plan.batch_block);
+  plan.workspace_bytes = chunks * plan.batch_block * column;
+
+  int64_t turns = 1;
+  const auto rows = [&](int lanes, bool is_staged) {
+    const int64_t most = batch_threads(is_staged) / lanes, unit = 32 / lanes;
+    turns = ceil_div(chunks * ceil_div(g.out, most), card.multiprocessors);
+    return ceil_div(ceil_div(g.out, std::max<int64_t>(1, turns * card.multiprocessors / chunks)), unit) * unit;
+  };
+  const auto fits = [&](int64_t windows) {
+    return batch_shared(line_bytes, plan.batch_block, 0, 0, windows) + 2048 <= card.shared_bytes;
+  };
+  bool is_staged = plan.lanes == 2;
+  // Two vectors a lane, where a block reads every line of a panel's window about four times.
+  if (plan.lanes == 8 && p.batch > plan.batch_block && fits(1) && rows(4, true) * (g.nnz / g.segments()) >= 4 * kPanelCols)
+    is_staged = true, plan.lanes = 4;
+  plan.rows = rows(plan.lanes, is_staged);
+  if (!is_staged && turns > 1) plan.rows = kThreads / plan.lanes;
+  const int64_t room = turns > 1 ? 1 : batch_threads(is_staged) / (plan.rows * plan.lanes);
+  plan.groups = int(std::clamp<int64_t>(room, 1, std::min<int64_t>(g.panels(), kBatchGroups)));
+  while (is_staged && plan.groups > 1 && !fits(plan.groups)) --plan.groups;
+  const int64_t panels = ceil_div(g.panels(), plan.groups);
+  plan.groups = int(ceil_div(g.panels(), panels));
+  if (is_staged) plan.windows = panels > 1 && fits(2 * plan.groups) ? 2 : 1;
+  plan.threads = int(plan.rows) * plan.lanes * plan.groups;
+}
+
 void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "spmm_t_stream";
@@ -203,6 +249,7 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
   const bool many_columns = p.operation == Operation::kSddmm && p.batch > kWidestWindow;
   if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
   else if (p.operation == Operation::kSpmm && g.has_row_starts() && g.nnz <= kMaxRowsSlots && p.batch <= kWidestWindow) plan_spmm_rows(p, card, plan);
+  else if (p.operation == Operation::kSpmm && p.batch > kWidestWindow && has_batch_rows(g)) plan_spmm_batch(p, card, plan);
   else if (p.operation == Operation::kSpmm) plan_spmm(p, card, plan);
   else if (p.operation == Operation::kSpmmT && has_long_segments(p)) plan_spmm_t_rows(p, card, plan);
   else if (p.operation == Operation::kSpmmT) plan_spmm_t(p, card, plan);

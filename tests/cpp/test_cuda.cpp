@@ -48,7 +48,7 @@ struct StreamHolder {
 TEST(Cuda, RepeatsBitForBit) {
   std::mt19937_64 rng(1);
   for (const int64_t nnz : {200000, 900})  // narrow, tall
-    for (const int64_t batch : {1, 7}) {
+    for (const int64_t batch : {1, 7, 40}) {
       Bench bench(3000, 4000, nnz, batch, DType::kFloat32, rng);
       bench.run(nullptr);
       const std::vector<uint8_t> first = bench.result();
@@ -150,9 +150,25 @@ TEST(Cuda, ManyTilesAtTheWidestWindow) {
   EXPECT_LE(relative_error(y.data(), y_expected.data(), DType::kFloat32, 8 * 64 * 600), tolerance(DType::kFloat32));
 }
 
+TEST(Cuda, LongRowsOfLargeBatches) {
+  // Rows so full that panels are staged where shared memory suffices, and a row that the teams of a block share.
+  std::mt19937_64 rng(7);
+  constexpr int64_t kOut = 1300, kIn = 1030, kBatch = 130;
+  const HostPattern pattern = skewed_pattern(kOut, kIn, 400000, rng);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const Dense values(1, pattern.geometry.nnz, dtype, rng), x(kBatch, kIn, dtype, rng), bias(1, kOut, dtype, rng);
+    Output y(kBatch * kOut, dtype), expected(kBatch * kOut, dtype);
+    SpmmArgs args{pattern.view(), dtype, values.view.data, x.view, bias.view.data, y.data()};
+    backend::spmm(args, Regime::kStream, 1);
+    args.y = expected.data();
+    reference::spmm(args);
+    EXPECT_LE(relative_error(y.data(), expected.data(), dtype, kBatch * kOut), tolerance(dtype)) << name(dtype);
+  }
+}
+
 TEST(Cuda, RefusesBadArgumentsInOneSentence) {
   std::mt19937_64 rng(4);
-  Bench bench(3, 200000, 50000, 2, DType::kFloat32, rng);  // sums in parts: a workspace is needed
+  Bench bench(300, 4000, 50000, 12, DType::kFloat32, rng);
   const auto refuses = [&](SpmmArgs args, const Plan& plan, const cuda::Resources& resources, const std::string& reason) {
     try {
       cuda::spmm(args, plan, resources);

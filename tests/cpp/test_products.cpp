@@ -100,6 +100,22 @@ TEST(Spmm, StructuralZerosDoNotSpreadInfinity) {
   backend::spmm(args, Regime::kStream, 1);
   EXPECT_EQ(y[0], inf);
   EXPECT_EQ(y[1], 4.0f);
+
+  // The same for many samples: column 1 is empty; rows of other lengths beside one another; column 5 is live in odd rows only.
+  constexpr int64_t kOut = 70, kIn = 1200, kBatch = 33;
+  std::set<std::pair<int64_t, int64_t>> positions;
+  for (int64_t r = 0; r < kOut; ++r)
+    for (int64_t c = 2; c < 20 + 3 * r; ++c)
+      if (c != 5 || r % 2 == 1) positions.emplace(r, c);
+  for (int64_t c = 1100; c < kIn; ++c) positions.emplace(7, c);
+  const HostPattern many = pattern_of(positions, kOut, kIn);
+  const std::vector<float> ones(size_t(many.geometry.nnz), 1.0f);
+  std::vector<float> samples(kBatch * kIn, 1.0f), sums(kBatch * kOut);
+  for (int64_t b = 0; b < kBatch; ++b) samples[size_t(b * kIn + 1)] = NAN, samples[size_t(b * kIn + 5)] = inf;
+  backend::spmm({many.view(), DType::kFloat32, ones.data(), {samples.data(), DType::kFloat32, kBatch, kIn, kIn, 1}, nullptr, sums.data()}, Regime::kStream, 1);
+  for (int64_t b = 0; b < kBatch; ++b)
+    for (int64_t r = 0; r < kOut; ++r)
+      EXPECT_EQ(sums[size_t(b * kOut + r)], r % 2 == 1 ? inf : float(17 + 3 * r)) << "sample " << b << ", row " << r;
 }
 
 }  // namespace

@@ -29,9 +29,10 @@ struct Plan {
   int64_t batch_block = 0;      // stream: columns of the batch handled in one pass over the pattern
   int64_t panel_rows = 0;       // panel: rows of W decoded at a time
   int64_t batch_chunk = 0;      // CUDA: columns of the batch that share one launch and the workspace
-  int64_t rows = 0;             // CUDA *_rows: rows that a thread block owns
-  int lanes = 0, groups = 0;    // CUDA spmm_rows: lanes that share a row's slots in a panel, and groups of them that share a row;
-                                // spmm_t_rows: slots of a row that a warp takes at once
+  int64_t rows = 0;             // CUDA *_rows, spmm_batch: rows that a thread block owns
+  int lanes = 0, groups = 0;    // CUDA spmm_rows, spmm_batch: lanes that share a row in a panel, and groups of them that share its
+                                // panels; spmm_t_rows: slots of a row that a warp takes at once
+  int windows = 0;              // CUDA spmm_batch: panels of x in shared memory, a group; 0: x is read from L2
   int64_t strips = 0;           // CUDA stream: strips of tiles that one thread block takes at a time
   int64_t splits = 1;           // CUDA: parts of a sum that different blocks make (added in a fixed order), or of a tile
   int threads = 0;              // CUDA: threads of a block

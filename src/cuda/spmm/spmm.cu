@@ -4,6 +4,7 @@
 
 #include "../coo.cuh"
 #include "../host.hpp"
+#include "batch.cuh"
 #include "rows.cuh"
 #include "stream.cuh"
 
@@ -69,6 +70,46 @@ void rows(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
   }
 }
 
+template <class T, int kLanes, int kPieces, bool kStaged>
+void batch(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  using L = Lines<T, kLanes, kPieces>;
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  const Geometry& g = args.pattern.geometry;
+  char* lines = static_cast<char*>(resources.workspace);
+  SpmmBatch<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.row_starts = args.pattern.row_starts();
+  a.values = static_cast<const T*>(args.values);
+  a.lines = lines;
+  a.bias = static_cast<const T*>(args.bias);
+  a.out = g.out, a.strips = int(g.strips()), a.panels = int(g.panels());
+  a.panels_a_group = int(ceil_div(g.panels(), plan.groups));
+  a.teams = int(plan.rows), a.groups = plan.groups, a.windows = plan.windows;
+  a.longest = int(kLongSegments * std::max<int64_t>(16, g.nnz / g.segments()));
+  a.row_blocks = uint32_t(ceil_div(g.out, plan.rows));
+  const uint32_t tiles = uint32_t(g.panels() * kPanelTiles);
+  for (int64_t b0 = 0; b0 < args.x.rows; b0 += plan.batch_chunk) {
+    Strided<Bits> x(args.x);
+    x.data += b0 * x.row_stride;
+    a.y = static_cast<T*>(args.y) + b0 * g.out;
+    a.batch = std::min(plan.batch_chunk, args.x.rows - b0);
+    const int64_t chunks = ceil_div(a.batch, L::kCols);
+    launch<transpose_lines<Bits, kLanes * kPieces>>("spmm", tiles * chunks, kTransposeThreads, 0, resources.stream, x, g.in, a.batch, tiles, lines);
+    launch<spmm_batch<T, kLanes, kPieces, kStaged>>("spmm", a.row_blocks * chunks, plan.threads,
+                                                    batch_shared(L::kBytes, L::kCols, plan.rows, plan.threads, plan.groups * plan.windows),
+                                                    resources.stream, a);
+  }
+}
+
+template <class T>
+void batch(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
+  if (plan.lanes == 8) return batch<T, 8, 1, false>(args, plan, resources);
+  if (plan.lanes == 4 && plan.windows == 0) return batch<T, 4, 1, false>(args, plan, resources);
+  if (plan.lanes == 4) return batch<T, 4, 2, true>(args, plan, resources);
+  if constexpr (sizeof(T) == 2) batch<T, 2, 1, true>(args, plan, resources);
+}
+
 template <class T>
 void fixed(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
   const Geometry& g = args.pattern.geometry;
@@ -95,6 +136,7 @@ void spmm(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
       coo_product<T, false>("spmm", args.pattern, static_cast<const T*>(args.values), args.x, static_cast<const T*>(args.bias),
                             static_cast<T*>(args.y), g.out, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
+    else if (plan.kernel == "spmm_batch") batch<T>(args, plan, resources);
     else if (plan.rows > 0) {
       if (plan.batch_block == 1) rows<T, 1>(args, plan, resources);
       else if (plan.batch_block == 2) rows<T, 2>(args, plan, resources);
