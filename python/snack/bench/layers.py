@@ -148,7 +148,9 @@ def maker(name: str, case: Case, device: torch.device, copies: int = 1) -> Calla
         if name == "dense_tf32":
             runs = [in_tf32(run) for run in runs]
         note = "weights, x and y in bfloat16" if name == "dense_bf16" else ""
-        return Peer(runs, note=note, parameters=sum(p.numel() for p in module.parameters()))
+        waits = isinstance(module, TorchSparse) and case.routine == "layer_step"
+        why_eager = "the backward of torch.sparse waits for the card" if waits else ""
+        return Peer(runs, note=note, parameters=sum(p.numel() for p in module.parameters()), why_eager=why_eager)
 
     return make
 

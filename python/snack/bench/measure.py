@@ -16,7 +16,7 @@ from . import layers
 from .case import PRODUCTS, Case
 from .energy import EnergyMeter
 from .peers import LATE, PEERS, Peer, Problem, Topology, snack
-from .timing import Meter, is_out_of_memory, reason
+from .timing import Meter, Player, is_out_of_memory, reason
 
 EAGER = ("snack", "dense", "dense_mask")  # whose eager time stands beside the graph's
 COLD_TIMES = 4  # times the L2 cache that the copies of cold weights take together
@@ -174,7 +174,7 @@ class Bench:
                         sides[name]["rel_error"] = peer.error(peer.runs[-1]())
                     if peer.parameters is not None:
                         sides[name]["parameters"] = peer.parameters
-                    players[name], peers[name] = self.meter.player(peer.runs, mode or case.mode, peer.finish), peer
+                    players[name], peers[name] = self._player(peer, mode or case.mode), peer
                 except Exception as error:
                     if name == "snack" and not is_out_of_memory(error):
                         raise
@@ -196,6 +196,13 @@ class Bench:
             self._require_right(sides["snack"]["rel_error"], case)
         return sides.pop("snack") | {"peers": sides}
 
+    def _player(self, peer: Peer, mode: str) -> Player:
+        if mode != "graph" or not peer.why_eager:
+            return self.meter.player(peer.runs, mode, peer.finish)
+        player = self.meter.player(peer.runs, "eager", peer.finish)
+        player.note = {"mode": "eager", "note": f"not captured in a graph: {peer.why_eager}"}
+        return player
+
     def _best(self, peer: Peer | Iterator[Peer], mode: str) -> Peer:
         """The fastest of the forms that run."""
         if isinstance(peer, Peer):
@@ -204,7 +211,7 @@ class Bench:
         for form in peer:
             try:
                 form.runs[0]()
-                players[form.note] = self.meter.player(form.runs, mode, form.finish)
+                players[form.note] = self._player(form, mode)
                 forms[form.note] = form
             except Exception as error:  # a form that this PyTorch lacks
                 problem = error

@@ -111,13 +111,15 @@ class Problem:
 @dataclass
 class Peer:
     """`runs`: calls that take turns (copies of the weights); `error`: of a result, where it is compared; `note`: its setting;
-    `finish`: waits for the last call, of a library that the stream of PyTorch does not wait for; `parameters`: of a layer."""
+    `finish`: waits for the last call, of a library that the stream of PyTorch does not wait for; `parameters`: of a layer;
+    `why_eager`: why its calls must not be captured in a graph, if so (a capture that fails can leave the allocator unusable)."""
 
     runs: list[Run]
     error: Callable[[object], float] | None = None
     note: str = ""
     finish: Run | None = None
     parameters: int | None = None
+    why_eager: str = ""
 
 
 def snack(problem: Problem, copies: int = 1) -> Peer:
