@@ -14,9 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from .timing import Meter, Player, Run, reason
+from .timing import SLOW_SECONDS, Meter, Player, Run, reason
 
 REPLAY_SECONDS = 2e-3
+
+
+def _host_seconds(run: Run) -> float:
+    """Of one call by the host's clock, until the card has finished it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 class CudaPlayer(Player):
@@ -27,18 +36,24 @@ class CudaPlayer(Player):
         self.runs, self.finish, self.note, self.stream = runs, finish or (lambda: None), {}, stream
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
-            for run in (*runs, *runs[:1] * 3):  # handles, workspaces, lazily loaded kernels
+            runs[0]()  # handles, workspaces, lazily loaded kernels
+            self.is_slow = _host_seconds(runs[0]) > SLOW_SECONDS
+            for run in () if self.is_slow else (*runs, *runs[:1] * 2):
                 run()
             torch.cuda.synchronize()
-            few = runs[:5]
-            one = max(1e-6, self._elapsed(lambda: self._call(len(few))) / len(few))
-            rounds = max(1, round(REPLAY_SECONDS / one / len(runs)))
-            self.calls = len(runs) * min(rounds, max(1, 2000 // len(runs)))
+            self.calls = 1 if self.is_slow else self._calls()
             self._play = lambda: self._call(self.calls)
-            if mode == "graph" and finish is None:
+            why_eager = "it has streams of its own" if finish else "a call takes too long" if self.is_slow else ""
+            if mode == "graph" and not why_eager:
                 self._capture()
             elif mode == "graph":
-                self.note = {"mode": "eager", "note": "not captured in a graph: it has streams of its own"}
+                self.note = {"mode": "eager", "note": f"not captured in a graph: {why_eager}"}
+
+    def _calls(self) -> int:
+        few = self.runs[:5]
+        one = max(1e-6, self._elapsed(lambda: self._call(len(few))) / len(few))
+        rounds = max(1, round(REPLAY_SECONDS / one / len(self.runs)))
+        return len(self.runs) * min(rounds, max(1, 2000 // len(self.runs)))
 
     def _call(self, calls: int) -> None:
         for call in range(calls):
@@ -76,7 +91,8 @@ class CudaPlayer(Player):
     def seconds(self) -> float:
         """Time of all calls, after an untimed round."""
         with torch.cuda.stream(self.stream):
-            self._play()
+            if not self.is_slow:
+                self._play()
             return self._elapsed(self._play)
 
 
@@ -97,13 +113,12 @@ class CudaMeter(Meter):
 
     def eager_us(self, run: Run, samples: int = 5) -> float:
         """Median time of one call by the host's clock, many calls in a row, until the card has finished them."""
-        for _ in range(3):
+        one = _host_seconds(run)
+        if one > SLOW_SECONDS:
+            return round(1e6 * one, 2)
+        for _ in range(2):
             run()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        calls = max(1, min(500, int(5e-3 / max(time.perf_counter() - start, 1e-6))))
+        calls = max(1, min(500, int(5e-3 / max(_host_seconds(run), 1e-6))))
         seconds = []
         for _ in range(samples):
             start = time.perf_counter()
@@ -115,6 +130,7 @@ class CudaMeter(Meter):
 
     def gpu_us(self, run: Run, calls: int = 10) -> float | None:
         """Mean time of the kernels and copies of a call, by the profiler; None where the machine forbids it."""
+        calls = 1 if _host_seconds(run) > SLOW_SECONDS else calls
         try:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 for _ in range(calls):

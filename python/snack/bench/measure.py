@@ -183,7 +183,8 @@ class Bench:
                 notes = "; ".join(words for words in (peers[name].note, times.pop("note", "")) if words)
                 sides[name] |= times | ({"note": notes} if notes else {})
         for name in EAGER:
-            eager = self.meter.eager_us(peers[name].runs[0]) if name in players else None
+            is_replayed = name in players and (mode or case.mode) == "graph"
+            eager = self.meter.eager_us(peers[name].runs[0]) if is_replayed else None
             sides.get(name, {}).update({} if eager is None else {"eager_us": eager})
         watched = {name: (players[name].play, players[name].calls) for name in case.energy if name in players}
         if self.energy is not None and watched:

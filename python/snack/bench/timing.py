@@ -17,6 +17,7 @@ from ..errors import SnackError
 
 Run = Callable[[], object]
 SAMPLE_SECONDS = 5e-3  # about how long a player plays
+SLOW_SECONDS = 0.1  # a call that takes longer plays alone, and twice: it must not take the time of all others
 
 
 def reason(error: BaseException) -> str:
@@ -43,9 +44,11 @@ class Player:
 
     def __init__(self, runs: Sequence[Run], finish: Run = lambda: None):
         self.runs, self.finish, self.note = runs, finish, {}
-        for _ in range(3):
+        self._time(len(runs))
+        self.is_slow = self._time(1) > SLOW_SECONDS
+        for _ in range(0 if self.is_slow else 2):
             self._time(len(runs))
-        self.calls = max(1, int(SAMPLE_SECONDS * len(runs) / max(self._time(len(runs)), 1e-7)))
+        self.calls = 1 if self.is_slow else max(1, int(SAMPLE_SECONDS * len(runs) / max(self._time(len(runs)), 1e-7)))
 
     def _time(self, calls: int) -> float:
         start = time.perf_counter()
@@ -60,7 +63,8 @@ class Player:
 
     def seconds(self) -> float:
         """Time of all calls, after an untimed one: the caches still hold the contender before."""
-        self.runs[0]()
+        if not self.is_slow:
+            self.runs[0]()
         return self._time(self.calls)
 
 
@@ -79,9 +83,10 @@ class Meter:
     def compare(self, players: dict[str, Player], samples: int | None = None) -> dict[str, dict]:
         """{name: {"time_us", "time_iqr_us", and what the player notes}} of one call of each."""
         seconds: dict[str, list[float]] = {name: [] for name in players}
-        for _ in range(samples or self.samples):
+        for sample in range(samples or self.samples):
             for name, player in players.items():
-                seconds[name].append(player.seconds())
+                if sample < 2 or not player.is_slow:
+                    seconds[name].append(player.seconds())
         return {name: {**spread(found, players[name].calls), **players[name].note} for name, found in seconds.items()}
 
     def eager_us(self, run: Run) -> float | None:
