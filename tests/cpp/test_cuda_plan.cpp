@@ -56,7 +56,9 @@ TEST(CudaPlan, BatchesTakeTheBatchKernel) {
   EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, 8).kernel, "spmm_rows");
   EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 100000, 64).kernel, "spmm_stream");   // no row starts
   EXPECT_EQ(plan(Operation::kSpmm, 10, 1 << 20, 1 << 20, 64).kernel, "spmm_stream");   // too few rows for the panels
-  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 5000000, 64).kernel, "spmm_t_rows");
+  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 5000000, 4).kernel, "spmm_t_rows");
+  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 1000000, 4).kernel, "spmm_t_stream");  // short segments
+  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 5000000, 64).kernel, "spmm_t_stream");
   // From shared memory where every line is read often and a window fits, else from L2.
   EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, 256).windows, 1);
   EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 1000000, 256).windows, 0);
