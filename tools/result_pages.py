@@ -14,6 +14,7 @@ from snack.cli.bench_tables import human_energy
 from snack.cli.common import human_bytes, human_ratio, human_time
 
 LABELS = {
+    "snack_fused": "SNACK, fused",
     "dense": "dense", "dense_tf32": "dense, TF32", "dense_bf16": "dense, bf16", "dense_mask": "dense + mask", "dense_mask_bool": "mask of bytes",
     "coo_atomics": "COO, atomics", "torch_csr": "torch CSR", "torch_coo": "torch COO", "torch_bsr": "torch BSR", "cupy_csr": "CuPy CSR",
     "cupy_coo": "CuPy COO", "jax_bsr": "JAX", "sparselab": "SparseLab", "sputnik": "Sputnik", "flashsparse": "FlashSparse",

@@ -15,6 +15,7 @@
 
 #include "snack/core/error.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
 namespace snack::torch_face {

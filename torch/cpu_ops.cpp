@@ -27,6 +27,7 @@ struct Cpu {
   static void launch(const SpmmArgs& args, const Plan& plan, const CpuResources& lent) { cpu::spmm(args, plan, lent); }
   static void launch(const SpmmTArgs& args, const Plan& plan, const CpuResources& lent) { cpu::spmm_t(args, plan, lent); }
   static void launch(const SddmmArgs& args, const Plan& plan, const CpuResources& lent) { cpu::sddmm(args, plan, lent); }
+  static void launch(const SddmmUpdateArgs& args, const Plan& plan, const CpuResources& lent) { cpu::sddmm_update(args, plan, lent); }
 
   template <class Args>
   static void run(const Tensor& like, Operation operation, const Args& args, int64_t batch, int64_t regime) {
@@ -44,6 +45,7 @@ struct Reference {
   static void launch(const SpmmArgs& args) { reference::spmm(args); }
   static void launch(const SpmmTArgs& args) { reference::spmm_t(args); }
   static void launch(const SddmmArgs& args) { reference::sddmm(args); }
+  static void launch(const SddmmUpdateArgs& args) { reference::sddmm_update(args); }
 
   template <class Args>
   static void run(const Tensor&, Operation, const Args& args, int64_t, int64_t) {
@@ -62,6 +64,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CPU, m) {
   m.impl("spmm", TORCH_BOX(&spmm<Cpu>));
   m.impl("spmm_t", TORCH_BOX(&spmm_t<Cpu>));
   m.impl("sddmm", TORCH_BOX(&sddmm<Cpu>));
+  m.impl("sddmm_update", TORCH_BOX(&sddmm_update<Cpu>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(snack_reference, CPU, m) {
@@ -69,4 +72,5 @@ STABLE_TORCH_LIBRARY_IMPL(snack_reference, CPU, m) {
   m.impl("spmm", TORCH_BOX(&spmm<Reference>));
   m.impl("spmm_t", TORCH_BOX(&spmm_t<Reference>));
   m.impl("sddmm", TORCH_BOX(&sddmm<Reference>));
+  m.impl("sddmm_update", TORCH_BOX(&sddmm_update<Reference>));
 }

@@ -27,6 +27,7 @@ struct Cuda {
   static void launch(const SpmmArgs& args, const Plan& plan, const cuda::Resources& lent) { cuda::spmm(args, plan, lent); }
   static void launch(const SpmmTArgs& args, const Plan& plan, const cuda::Resources& lent) { cuda::spmm_t(args, plan, lent); }
   static void launch(const SddmmArgs& args, const Plan& plan, const cuda::Resources& lent) { cuda::sddmm(args, plan, lent); }
+  static void launch(const SddmmUpdateArgs& args, const Plan& plan, const cuda::Resources& lent) { cuda::sddmm_update(args, plan, lent); }
 
   template <class Args>
   static void run(const Tensor& like, Operation operation, const Args& args, int64_t batch, int64_t regime) {
@@ -112,6 +113,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CUDA, m) {
   m.impl("spmm", TORCH_BOX(&spmm<Cuda>));
   m.impl("spmm_t", TORCH_BOX(&spmm_t<Cuda>));
   m.impl("sddmm", TORCH_BOX(&sddmm<Cuda>));
+  m.impl("sddmm_update", TORCH_BOX(&sddmm_update<Cuda>));
   m.impl("rewire", TORCH_BOX(&rewire));
 }
 

@@ -62,7 +62,7 @@ std::tuple<bool, int64_t> geometry(int64_t out, int64_t in, int64_t nnz) {
 }
 
 Problem problem_of(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
-  SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmm) && regime >= 0 && regime <= int64_t(Regime::kPanel) && batch >= 0,
+  SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmmUpdate) && regime >= 0 && regime <= int64_t(Regime::kPanel) && batch >= 0,
               "explain: operation ", operation, ", regime ", regime, " or batch ", batch, " does not exist.");
   const DType type = dtype_of(empty_cpu({0}, dtype), "explain", "dtype");
   return {Operation(operation), make_geometry(out, in, nnz), batch, type};

@@ -1,5 +1,5 @@
-// spmm, spmm_t, sddmm on tensors of any device: shapes, dtypes and devices are checked, the result is allocated, and the
-// arguments of the kernel are filled in. A `Backend` multiplies:
+// spmm, spmm_t, sddmm, sddmm_update on tensors of any device: shapes, dtypes and devices are checked, the result is allocated, and
+// the arguments of the kernel are filled in. A `Backend` multiplies:
 //   static void run(const Tensor& like, Operation, const Args&, int64_t batch, int64_t regime)
 // where `like` is an operand, on whose device the work happens.
 #pragma once
@@ -83,6 +83,51 @@ Tensor sddmm(const Tensor& index, const Tensor& tile_ptr, const Tensor& dy, cons
   args.dvalues = dvalues.data_ptr();
   Backend::run(x, Operation::kSddmm, args, x.size(0), regime);
   return dvalues;
+}
+
+inline const float* scalar(const char* what, const std::optional<Tensor>& t, const Tensor& index) {
+  if (!t) return nullptr;
+  check_device("sddmm_update", what, *t, index);
+  SNACK_CHECK(t->numel() == 1 && t->scalar_type() == ScalarType::Float, "sddmm_update: ", what, " must be one float32 number.");
+  return static_cast<const float*>(t->data_ptr());
+}
+
+inline void set_rule(SddmmUpdateArgs& args, int64_t rule, const std::vector<double>& n) {
+  SNACK_CHECK((rule == 0 || rule == 1) && n.size() == 7, "sddmm_update: rule ", rule, " with ", n.size(),
+              " numbers was given, expected 0 (SGD) or 1 (AdamW) with 7.");
+  args.rule = Rule(rule);
+  if (args.rule == Rule::kSgd) args.sgd = {n[0], n[1], n[2], n[3], n[4] != 0, n[5] != 0, n[6] != 0};
+  else args.adamw = {n[0], n[1], n[2], n[3], n[4], n[5], n[6] != 0};
+}
+
+template <class Backend>
+void sddmm_update(const Tensor& index, const Tensor& tile_ptr, const Tensor& values, const std::vector<Tensor>& state, const Tensor& dy,
+                  const Tensor& x, std::optional<Tensor> lr, std::optional<Tensor> step, int64_t rule, const std::vector<double>& numbers,
+                  int64_t out, int64_t in, int64_t regime) {
+  constexpr const char* kName = "sddmm_update";
+  SddmmUpdateArgs args{.pattern = pattern_view(kName, index, tile_ptr, out, in)};
+  check_values(kName, values, index, args.pattern);
+  check_matrix(kName, "dy", dy, index, out, "out_features");
+  check_matrix(kName, "x", x, index, in, "in_features");
+  args.dtype = dtype_of(values, kName, "values");
+  check_same(kName, dtype_of(dy, kName, "dy"), "dy", args.dtype, "values");
+  check_same(kName, dtype_of(x, kName, "x"), "x", args.dtype, "values");
+  set_rule(args, rule, numbers);
+  const size_t states = args.rule == Rule::kAdamW ? 2 : args.sgd.momentum != 0 ? 1 : 0;
+  SNACK_CHECK(state.size() == states, kName, ": ", state.size(), " states were given, expected ", states, ".");
+  for (size_t i = 0; i < states; ++i) {
+    check_device(kName, "state", state[i], index);
+    SNACK_CHECK(state[i].dim() == 1 && state[i].is_contiguous() && state[i].numel() == index.numel(), kName, ": a state has ", state[i].numel(),
+                " entries, the pattern has ", index.numel(), " connections (states must be contiguous and 1-D).");
+    check_same(kName, dtype_of(state[i], kName, "state"), "a state", args.dtype, "values");
+    args.state[i] = state[i].data_ptr();
+  }
+  args.values = values.data_ptr();
+  args.dy = matrix(dy, args.dtype);
+  args.x = matrix(x, args.dtype);
+  args.lr = scalar("lr", lr, index);
+  args.step = scalar("step", step, index);
+  Backend::run(x, Operation::kSddmmUpdate, args, x.size(0), regime);
 }
 
 }  // namespace snack::torch_face

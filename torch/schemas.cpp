@@ -17,6 +17,13 @@ void define(torch::stable::detail::StableLibrary& m) {
   m.def(
       "sddmm(Tensor index, Tensor tile_ptr, Tensor dy, Tensor x, int out_features, int in_features, int regime=0) -> "
       "Tensor");
+  // One step of torch.optim's rule (0 SGD, 1 AdamW) by the gradient sddmm(dy, x), which is stored nowhere. state: SGD's momentum
+  // buffer where there is momentum; AdamW's exp_avg and exp_avg_sq. lr, step: float32 scalars beside the values, in place of the
+  // numbers'. numbers: SGD lr, momentum, dampening, weight_decay, nesterov, maximize, is_first; AdamW lr, beta1, beta2, eps,
+  // weight_decay, step, maximize.
+  m.def(
+      "sddmm_update(Tensor index, Tensor tile_ptr, Tensor(a!) values, Tensor(b!)[] state, Tensor dy, Tensor x, Tensor? lr, Tensor? step, "
+      "int rule, float[] numbers, int out_features, int in_features, int regime=0) -> ()");
   // -> index, tile_ptr of the edited pattern, source (new slot -> old slot, or -(1 + g) for grown position g).
   m.def(
       "rewire(Tensor index, Tensor tile_ptr, Tensor drop, Tensor grow_rows, Tensor grow_cols, int out_features, "

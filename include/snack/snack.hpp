@@ -26,6 +26,7 @@
 #include "snack/kernels/check.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/select.hpp"
 #include "snack/kernels/spmm.hpp"
 #include "snack/kernels/spmm_t.hpp"

@@ -3,6 +3,7 @@
 #include "snack/core/error.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
 namespace snack::cuda {
@@ -23,6 +24,7 @@ int64_t rewire_workspace(const Geometry&, int64_t, int64_t) { refuse("rewire_wor
 void spmm(const SpmmArgs&, const Plan&, const Resources&) { refuse("spmm"); }
 void spmm_t(const SpmmTArgs&, const Plan&, const Resources&) { refuse("spmm_t"); }
 void sddmm(const SddmmArgs&, const Plan&, const Resources&) { refuse("sddmm"); }
+void sddmm_update(const SddmmUpdateArgs&, const Plan&, const Resources&) { refuse("sddmm_update"); }
 void rewire(const RewireArgs&, const RewireOutput&, const Resources&) { refuse("rewire"); }
 
 }  // namespace snack::cuda

@@ -35,5 +35,6 @@ void Context::run(Operation operation, const Args& args, int64_t batch, Regime r
 void Context::spmm(const SpmmArgs& args, Regime regime) { run(Operation::kSpmm, args, args.x.rows, regime, cpu::spmm); }
 void Context::spmm_t(const SpmmTArgs& args, Regime regime) { run(Operation::kSpmmT, args, args.dy.rows, regime, cpu::spmm_t); }
 void Context::sddmm(const SddmmArgs& args, Regime regime) { run(Operation::kSddmm, args, args.x.rows, regime, cpu::sddmm); }
+void Context::sddmm_update(const SddmmUpdateArgs& args, Regime regime) { run(Operation::kSddmmUpdate, args, args.x.rows, regime, cpu::sddmm_update); }
 
 }  // namespace snack::cpu

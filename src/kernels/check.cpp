@@ -83,6 +83,26 @@ void check(const SddmmArgs& args) {
   check_pointer(args.dvalues, g.nnz, "sddmm", "dvalues");
 }
 
+void check(const SddmmUpdateArgs& args) {
+  constexpr const char* kName = "sddmm_update";
+  const Geometry& g = args.pattern.geometry;
+  check_dtype(args.dtype, kName);
+  check(args.pattern, kName);
+  check_pointer(args.values, g.nnz, kName, "values");
+  check_matrix(args.dy, args.dtype, g.out, kName, "dy");
+  check_matrix(args.x, args.dtype, g.in, kName, "x");
+  SNACK_CHECK(args.dy.rows == args.x.rows, kName, ": dy has ", args.dy.rows, " rows and x has ", args.x.rows, "; both are the batch.");
+  check_batch(g, args.x.rows, kName);
+  SNACK_CHECK(args.rule == Rule::kSgd || args.rule == Rule::kAdamW, kName, ": rule ", int(args.rule), " does not exist; use one of snack::Rule.");
+  if (args.rule == Rule::kAdamW) {
+    check_pointer(args.state[0], g.nnz, kName, "the average of the gradient");
+    check_pointer(args.state[1], g.nnz, kName, "the average of its square");
+    SNACK_CHECK(args.step != nullptr || args.adamw.step >= 1, kName, ": step ", args.adamw.step, " was given; steps count from 1.");
+  } else if (args.sgd.momentum != 0) {
+    check_pointer(args.state[0], g.nnz, kName, "the momentum buffer");
+  }
+}
+
 void check(const RewireArgs& args) {
   check(args.pattern, "rewire");
   check_list(args.drop, args.drops, "rewire", "drop");

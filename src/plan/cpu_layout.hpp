@@ -41,6 +41,8 @@ constexpr int64_t spmm_sum_rows(const Geometry& g, int workers) {
   return g.packing == Packing::kNarrow ? workers * tile_rows(g.packing) : g.out;
 }
 
+inline constexpr int64_t kUpdateSlots = 4096;    // sddmm_update: slots whose gradients a worker holds at a time
+
 /// spmm_t: column panels are cut into this many pieces at most, each with an accumulation window of its own.
 constexpr int64_t max_windows(const Geometry& g, int threads) { return g.panels() + 2 * int64_t(threads); }
 

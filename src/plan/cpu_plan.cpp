@@ -21,6 +21,7 @@ constexpr PanelBound kPanelBounds[] = {{0.5, 512}, {0.3, 128}, {0.5, 256}};  // 
 
 bool panel_pays(const Problem& p, const CpuCapability& capability) {
   const Geometry& g = p.geometry;
+  if (p.operation == Operation::kSddmmUpdate) return false;
   const PanelBound bound = kPanelBounds[int(p.operation)];
   return capability.has_gemm && p.batch >= bound.batch && double(g.nnz) > bound.density * double(g.out) * double(g.in);
 }
@@ -56,6 +57,11 @@ int64_t stream_workspace(const Problem& p, int64_t block, int64_t element, int t
       const int64_t copies = has_private_blocks(g.in + g.out, block, element, threads) ? threads : 1;
       return copies * (bytes(g.in) + bytes(g.out)) + (size_of(p.dtype) == element ? 0 : aligned(g.nnz * element));
     }
+    case Operation::kSddmmUpdate: {
+      const int64_t copies = has_private_blocks(g.in + g.out, block, element, threads) ? threads : 1;
+      const int64_t gradients = p.batch <= block ? threads * aligned(kUpdateSlots * element) : aligned(g.nnz * element);
+      return copies * (bytes(g.in) + bytes(g.out)) + gradients;
+    }
   }
   return 0;
 }
@@ -88,6 +94,8 @@ Plan make_cpu_plan(const Problem& p, Regime requested, const CpuCapability& capa
   SNACK_CHECK(capability.threads >= 1, name(p.operation), ": a plan for ", capability.threads, " threads was asked for; give at least 1.");
   SNACK_CHECK(double(p.batch) * double(std::max<int64_t>(1, std::max(g.in, g.out))) < 0x1p58, name(p.operation), ": batch ", p.batch,
               " is too large for features of ", std::max(g.in, g.out), "; split it.");
+  SNACK_CHECK(requested != Regime::kPanel || p.operation != Operation::kSddmmUpdate,
+              "sddmm_update: it has no regime 'panel'; use 'auto' or 'stream'.");
   Plan plan;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   const bool is_panel = requested == Regime::kPanel || (requested == Regime::kAuto && panel_pays(p, capability));

@@ -11,6 +11,9 @@ namespace {
 
 using namespace cuda;
 
+// sddmm and sddmm_update: the same kernels, which store the gradient or use it.
+bool is_sampled(const Problem& p) { return p.operation == Operation::kSddmm || p.operation == Operation::kSddmmUpdate; }
+
 // Largest chunk of the batch, a multiple of `width`, whose workspace stays below kWorkspaceBytes and whose launch stays
 // within CUDA's grid; one width at least.
 int64_t chunk_of(int64_t batch, int64_t width, int64_t bytes_a_column, int64_t blocks_a_width) {
@@ -213,7 +216,7 @@ void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.batch_chunk = plan.batch_block = std::max<int64_t>(1, p.batch);
   if (plan.regime == Regime::kCoo) plan.reason = "the paper's mapping, a baseline: one thread a connection and sample, atomics";
   else plan.reason = "one thread a connection, operands read from L2";
-  if (p.operation == Operation::kSddmm) {
+  if (is_sampled(p)) {
     plan.kernel = "sddmm_slots";
     return;
   }
@@ -246,7 +249,7 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
   plan.regime = requested == Regime::kCoo ? Regime::kCoo : Regime::kStream;
   plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
   plan.reason = "every connection is read once a batch block";
-  const bool many_columns = p.operation == Operation::kSddmm && p.batch > kWidestWindow;
+  const bool many_columns = is_sampled(p) && p.batch > kWidestWindow;
   if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
   else if (p.operation == Operation::kSpmm && g.has_row_starts() && g.nnz <= kMaxRowsSlots && p.batch <= kWidestWindow) plan_spmm_rows(p, card, plan);
   else if (p.operation == Operation::kSpmm && p.batch > kWidestWindow && has_batch_rows(g)) plan_spmm_batch(p, card, plan);

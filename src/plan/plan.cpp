@@ -20,6 +20,7 @@ const char* name(Operation operation) {
     case Operation::kSpmm: return "spmm";
     case Operation::kSpmmT: return "spmm_t";
     case Operation::kSddmm: return "sddmm";
+    case Operation::kSddmmUpdate: return "sddmm_update";
   }
   return "unknown";
 }

@@ -23,6 +23,7 @@ void run(Operation operation, const Args& args, int64_t batch, Regime regime, in
 inline void spmm(const SpmmArgs& args, Regime regime, int thread_count) { run(Operation::kSpmm, args, args.x.rows, regime, thread_count, cpu::spmm); }
 inline void spmm_t(const SpmmTArgs& args, Regime regime, int thread_count) { run(Operation::kSpmmT, args, args.dy.rows, regime, thread_count, cpu::spmm_t); }
 inline void sddmm(const SddmmArgs& args, Regime regime, int thread_count) { run(Operation::kSddmm, args, args.x.rows, regime, thread_count, cpu::sddmm); }
+inline void sddmm_update(const SddmmUpdateArgs& args, Regime regime, int thread_count) { run(Operation::kSddmmUpdate, args, args.x.rows, regime, thread_count, cpu::sddmm_update); }
 inline RewireResult rewire(const RewireArgs& args) { return cpu::rewire(args, threads(3)); }
 
 }  // namespace snack::testing::backend

@@ -125,6 +125,23 @@ inline void sddmm(SddmmArgs args, Regime regime, int) {
   run(Operation::kSddmm, args, args.x.rows, regime, &SddmmArgs::dvalues, g.nnz, cuda::sddmm);
 }
 
+/// Values and states come back changed. lr and step may lie on the host.
+inline void sddmm_update(SddmmUpdateArgs args, Regime regime, int) {
+  const int64_t bytes = args.pattern.geometry.nnz * size_of(args.dtype);
+  const DevicePatternCopy pattern(args.pattern);
+  const DeviceMatrix dy(args.dy), x(args.x);
+  const auto on_card = [&](void* host) { return host == nullptr ? Memory() : Memory::copy_of(host, bytes, misalignment(host)); };
+  const auto number = [](const float* host) { return host == nullptr ? Memory() : Memory::copy_of(host, 4); };
+  const Memory states[] = {on_card(args.state[0]), on_card(args.state[1])}, lr = number(args.lr), step = number(args.step);
+  void* const hosts[] = {args.state[0], args.state[1]};
+  args.pattern = pattern.view(), args.dy = dy.view(), args.x = x.view();
+  args.state[0] = states[0].data(), args.state[1] = states[1].data();
+  args.lr = reinterpret_cast<const float*>(lr.data()), args.step = reinterpret_cast<const float*>(step.data());
+  run(Operation::kSddmmUpdate, args, args.x.rows, regime, &SddmmUpdateArgs::values, args.pattern.geometry.nnz, cuda::sddmm_update);
+  for (int i = 0; i < 2; ++i)
+    if (hosts[i] != nullptr) states[i].to(hosts[i], bytes);
+}
+
 /// Throws the sentence of a refused edit, as the other backends do.
 inline RewireResult rewire(RewireArgs args) {
   const Geometry before = args.pattern.geometry, after = make_geometry(before.out, before.in, before.nnz - args.drops + args.grows);

@@ -10,6 +10,7 @@
 
 #include "plan/cpu_layout.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
 namespace snack::testing {

@@ -57,6 +57,11 @@ class BadInput : public ::testing::Test {
     EXPECT_EQ(message, message_of([&] { reference::sddmm(args); }));
     return message;
   }
+  std::string refused(const SddmmUpdateArgs& args) {
+    const std::string message = message_of([&] { cpu::sddmm_update(args, plan(Operation::kSddmmUpdate), resources); });
+    EXPECT_EQ(message, message_of([&] { reference::sddmm_update(args); }));
+    return message;
+  }
   void TearDown() override {
     for (const Output* output : {&y, &dx, &dvalues})
       for (const uint8_t byte : output->bytes) ASSERT_EQ(byte, 0xff) << "a refused call wrote to its output";
@@ -118,6 +123,24 @@ TEST_F(BadInput, SizesAndTypes) {
   SddmmArgs s = sddmm;
   s.dy.rows = 4;
   expect_says(refused(s), "sddmm: dy has 4 rows and x has 5; both are the batch");
+}
+
+TEST_F(BadInput, Updates) {
+  const SddmmUpdateArgs sgd{pattern.view(), kType, dvalues.data(), {}, dy.view, x.view};
+  SddmmUpdateArgs a = sgd;
+  a.values = nullptr;
+  expect_says(refused(a), "sddmm_update: values is null, expected 900 elements");
+  a = sgd, a.dy.rows = 4;
+  expect_says(refused(a), "sddmm_update: dy has 4 rows and x has 5; both are the batch");
+  a = sgd, a.sgd.momentum = 0.9;
+  expect_says(refused(a), "sddmm_update: the momentum buffer is null");
+  a = sgd, a.rule = Rule::kAdamW, a.state[0] = dvalues.data();
+  expect_says(refused(a), "sddmm_update: the average of its square is null");
+  a.state[1] = dvalues.data(), a.adamw.step = 0;
+  expect_says(refused(a), "sddmm_update: step 0 was given; steps count from 1");
+  a = sgd, a.rule = Rule(7);
+  expect_says(refused(a), "sddmm_update: rule 7 does not exist");
+  EXPECT_THROW(make_cpu_plan({Operation::kSddmmUpdate, pattern.geometry, kBatch, kType}, Regime::kPanel, {1, true}), Error);
 }
 
 TEST_F(BadInput, Workspaces) {

@@ -30,7 +30,7 @@ TEST(CudaPlan, FitsEveryCardAndProblem) {
   for (const auto& card : {kH200, kSmall})
     for (const auto& [out, in, nnz] : shapes)
       for (const int64_t batch : {0, 1, 3, 8, 33, 257, 70000})
-        for (const Operation operation : {Operation::kSpmm, Operation::kSpmmT, Operation::kSddmm})
+        for (const Operation operation : {Operation::kSpmm, Operation::kSpmmT, Operation::kSddmm, Operation::kSddmmUpdate})
           for (const Regime regime : {Regime::kAuto, Regime::kCoo}) {
             const Plan p = plan(operation, out, in, nnz, batch, DType::kBFloat16, regime, card);
             SCOPED_TRACE(std::string(p.kernel) + " batch " + std::to_string(batch) + " nnz " + std::to_string(nnz));

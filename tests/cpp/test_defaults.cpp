@@ -134,6 +134,13 @@ TEST(Context, ServesGrowingProblems) {
         reference::sddmm(s_args);
         EXPECT_LE(relative_error(dv.data(), dv_ref.data(), DType::kFloat32, nnz), 1e-5);
       }
+      Dense one = values, other = values;
+      SddmmUpdateArgs u_args{pattern.view(), DType::kFloat32, one.bytes.data(), {}, dy.view, x.view, Rule::kSgd, {.lr = 0.5}};
+      context.sddmm_update(u_args);
+      u_args.values = other.bytes.data();
+      reference::sddmm_update(u_args);
+      EXPECT_LE(relative_error(one.bytes.data(), other.bytes.data(), DType::kFloat32, nnz), 1e-5);
+      EXPECT_GT(relative_error(one.bytes.data(), values.bytes.data(), DType::kFloat32, nnz), 1e-3);
       EXPECT_GE(context.workspace_bytes(), bytes);
       bytes = context.workspace_bytes();
     }

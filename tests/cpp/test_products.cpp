@@ -59,6 +59,78 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<2>(info.param)) + "threads";
     });
 
+// The three forms of a step: without state, with momentum, with two averages; numbers given, and read from memory.
+struct Step {
+  const char* name;
+  Rule rule;
+  int states;
+  SgdNumbers sgd;
+  AdamWNumbers adamw;
+};
+
+const Step kSteps[] = {
+    {"SGD", Rule::kSgd, 0, {.lr = 0.5, .weight_decay = 0.1}, {}},
+    {"first", Rule::kSgd, 1, {.lr = 0.5, .momentum = 0.9, .dampening = 0.2, .is_first = true}, {}},
+    {"momentum", Rule::kSgd, 1, {.lr = 0.5, .momentum = 0.9, .dampening = 0.2, .maximize = true}, {}},
+    {"nesterov", Rule::kSgd, 1, {.lr = 0.5, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, {}},
+    {"AdamW", Rule::kAdamW, 2, {}, {.lr = 0.1, .weight_decay = 0.1, .step = 3}},
+    {"AdamW up", Rule::kAdamW, 2, {}, {.lr = 0.1, .beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3, .step = 100000, .maximize = true}}};
+
+// Values and states of a problem, `offset` elements from where vectors of 16 bytes begin.
+struct Trained {
+  int64_t nnz;
+  DType dtype;
+  Dense values, average, square;
+  Trained(int64_t nnz, DType dtype, int64_t offset, std::mt19937_64 rng)
+      : nnz(nnz), dtype(dtype), values(1, nnz, dtype, rng, 0, offset), average(1, nnz, dtype, rng, 0, offset),
+        square(1, nnz, dtype, rng, 0, offset) {
+    with_type(dtype, [&](auto element) {
+      using T = decltype(element);
+      T* data = static_cast<T*>(const_cast<void*>(square.view.data));
+      for (int64_t k = 0; k < nnz; ++k) data[k] = T(float(1 + std::abs(element_at(data, dtype, k))));
+    });
+  }
+  SddmmUpdateArgs args(const PatternView& pattern, const MatrixView& dy, const MatrixView& x, const Step& step) {
+    SddmmUpdateArgs a{pattern, dtype, const_cast<void*>(values.view.data)};
+    const Dense* states[] = {&average, &square};
+    for (int i = 0; i < step.states; ++i) a.state[i] = const_cast<void*>(states[i]->view.data);
+    a.dy = dy, a.x = x, a.rule = step.rule, a.sgd = step.sgd, a.adamw = step.adamw;
+    return a;
+  }
+  double error(const Trained& other, const Dense Trained::*what) const {
+    return relative_error((this->*what).view.data, (other.*what).view.data, dtype, nnz);
+  }
+};
+
+class Updates : public ::testing::TestWithParam<std::tuple<DType, int>> {};
+
+TEST_P(Updates, EqualTheReference) {
+  const auto [dtype, thread_count] = GetParam();
+  std::mt19937_64 rng(7);
+  for (const Case& c : kCases) {
+    const HostPattern pattern = skewed_pattern(c.out, c.in, c.nnz, rng);
+    const Dense x(c.batch, c.in, dtype, rng, 3, 1), dy(c.batch, c.out, dtype, rng, 1, 3);
+    const int64_t offset = c.batch % 2;  // vectors, and one by one
+    for (const Step& step : kSteps) {
+      if (c.nnz > 100000 && step.rule == Rule::kSgd) continue;  // long ranges of slots are the same for all
+      SCOPED_TRACE(::testing::Message() << step.name << " " << c.out << "x" << c.in << " nnz " << c.nnz << " batch " << c.batch);
+      Trained before(pattern.geometry.nnz, dtype, offset, rng), one(pattern.geometry.nnz, dtype, offset, rng), other(pattern.geometry.nnz, dtype, offset, rng);
+      const float lr = 0.25f, number = 7;
+      SddmmUpdateArgs args = one.args(pattern.view(), dy.view, x.view, step), expected = other.args(pattern.view(), dy.view, x.view, step);
+      if (c.batch % 3 == 0) args.lr = &lr, args.step = &number, expected.lr = &lr, expected.step = &number;
+      backend::sddmm_update(args, Regime::kAuto, thread_count);
+      reference::sddmm_update(expected);
+      EXPECT_LE(one.error(other, &Trained::values), tolerance(dtype)) << "values";
+      EXPECT_LE(one.error(other, &Trained::average), tolerance(dtype)) << "first state";
+      EXPECT_LE(one.error(other, &Trained::square), tolerance(dtype)) << "second state";
+      if (c.batch > 0 && pattern.geometry.nnz > 0) { EXPECT_GT(before.error(other, &Trained::values), 1e-3) << "nothing was changed"; }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Updates, ::testing::Combine(::testing::ValuesIn(backend::kDTypes), ::testing::ValuesIn(backend::kThreadCounts)),
+                         [](const auto& info) { return std::string(name(std::get<0>(info.param))) + "_" + std::to_string(std::get<1>(info.param)) + "threads"; });
+
 TEST(Spmm, RepeatsBitForBitAtAnyNumberOfThreads) {
   std::mt19937_64 rng(3);
   for (const int64_t batch : {1, 5, 66}) {

@@ -417,7 +417,7 @@ def test_doctor_shows_the_card_and_runs_every_operation_on_it(capsys):
     assert list(report["cards"]) == [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     card = report["cards"]["cuda:0"]
     assert card["name"] == torch.cuda.get_device_name(0) and card["memory_bytes"] > 0
-    assert len(card["operations"]) == 8 and all(result["ok"] for result in card["operations"].values())
+    assert len(card["operations"]) == 9 and all(result["ok"] for result in card["operations"].values())
     assert main(["doctor"]) == 0
     assert "Topology rules: on the CPU, through copies" in capsys.readouterr().out
 

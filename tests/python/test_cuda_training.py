@@ -113,20 +113,22 @@ def test_deterministic_training_repeats_bit_for_bit():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "rows"),
     [
-        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
-        lambda p: torch.optim.Adam(p, 1e-3, capturable=True),
-        lambda p: torch.optim.AdamW(p, 1e-3, capturable=True, fused=True),
-        lambda p: torch.optim.AdamW(p, 1e-3, capturable=True, foreach=True),
+        (lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), 32),
+        (lambda p: torch.optim.Adam(p, 1e-3, capturable=True), 32),
+        (lambda p: torch.optim.AdamW(p, 1e-3, capturable=True, fused=True), 32),
+        (lambda p: torch.optim.AdamW(p, 1e-3, capturable=True, foreach=True), 32),
+        (lambda p: snack.optim.SGD(p, 0.05, momentum=0.9, fused_grad=True), 4),
+        (lambda p: snack.optim.AdamW(p, 1e-3, capturable=True, fused_grad=True), 4),
     ],
-    ids=["sgd", "adam", "adamw-fused", "adamw-foreach"],
+    ids=["sgd", "adam", "adamw-fused", "adamw-foreach", "sgd-fused-grad", "adamw-fused-grad"],
 )
-def test_a_captured_training_step(make):
+def test_a_captured_training_step(make, rows):
     """Values change in every replay and the topology between replays; an eager twin goes the same way."""
     model, twin = build(), build()
     optimizer, twin_optimizer = make(model.parameters()), make(twin.parameters())
-    x = torch.zeros(32, 200, device=DEVICE)
+    x = torch.zeros(rows, 200, device=DEVICE)
 
     def step(model, optimizer, x):
         optimizer.zero_grad(set_to_none=False)
@@ -135,7 +137,7 @@ def test_a_captured_training_step(make):
         optimizer.step()
         return loss
 
-    warm_up, *stream_of_batches = batches(13)
+    warm_up, *stream_of_batches = batches(13, rows=rows)
     x.copy_(warm_up)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

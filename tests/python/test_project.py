@@ -88,7 +88,7 @@ def test_doctor_passes_and_speaks_json(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["environment"]["isa"] in ("base", "avx2", "avx512")
-    assert all(result["ok"] for result in report["operations"].values()) and len(report["operations"]) == 8
+    assert all(result["ok"] for result in report["operations"].values()) and len(report["operations"]) == 9
 
 
 def test_doctor_finds_a_wrong_operation(monkeypatch, capsys):

@@ -5,6 +5,7 @@
 
 #include "snack/defaults/threads.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
 namespace snack::cpu {
@@ -19,6 +20,7 @@ class Context {
   void spmm(const SpmmArgs& args, Regime regime = Regime::kAuto);
   void spmm_t(const SpmmTArgs& args, Regime regime = Regime::kAuto);
   void sddmm(const SddmmArgs& args, Regime regime = Regime::kAuto);
+  void sddmm_update(const SddmmUpdateArgs& args, Regime regime = Regime::kAuto);
 
   const ParallelFor& threads() const { return threads_; }
   int64_t workspace_bytes() const { return bytes_; }

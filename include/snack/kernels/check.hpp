@@ -5,6 +5,7 @@
 
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
+#include "snack/kernels/sddmm_update.hpp"
 #include "snack/kernels/select.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
@@ -15,6 +16,7 @@ namespace snack {
 void check(const SpmmArgs& args);
 void check(const SpmmTArgs& args);
 void check(const SddmmArgs& args);
+void check(const SddmmUpdateArgs& args);
 void check(const RewireArgs& args);
 void check(const SelectArgs& args);
 void check(const EmptyPositions& empty, const char* operation);

@@ -12,7 +12,7 @@
 namespace snack {
 
 enum class Regime : int { kAuto, kCoo, kStream, kTensor, kPanel };
-enum class Operation : int { kSpmm, kSpmmT, kSddmm };
+enum class Operation : int { kSpmm, kSpmmT, kSddmm, kSddmmUpdate };
 
 const char* name(Regime regime);
 const char* name(Operation operation);

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from .. import optim
 from ..dst import SET
 from ..nn import SparseLinear
 from .case import Case
@@ -80,7 +81,7 @@ def build(name: str, case: Case, device: torch.device) -> nn.Module:
         from sparselab import SparseLinear as Theirs
 
         return Theirs(in_, out, bias=True, sparsity=case.sparsity)
-    if name == "snack":
+    if name in ("snack", "snack_fused"):
         return deepcopy(prototype(case, device))
     return TorchSparse(prototype(case, device), name.removeprefix("torch_"))
 
@@ -92,10 +93,13 @@ def operands(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
     return x.to(getattr(torch, case.dtype)), dy.to(getattr(torch, case.dtype))
 
 
-def _optimizer(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    if name == "Adam":
-        return torch.optim.Adam(module.parameters(), lr=1e-6)
-    return torch.optim.SGD(module.parameters(), lr=1e-6, momentum=0.9 if "momentum" in name else 0.0)
+def _optimizer(name: str, module: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+    parameters, momentum = module.parameters(), 0.9 if "momentum" in name else 0.0
+    if fused and name == "Adam":
+        return optim.AdamW(parameters, lr=1e-6, weight_decay=0.0, fused_grad=True)
+    if fused:
+        return optim.SGD(parameters, lr=1e-6, momentum=momentum, fused_grad=True)
+    return torch.optim.Adam(parameters, lr=1e-6) if name == "Adam" else torch.optim.SGD(parameters, lr=1e-6, momentum=momentum)
 
 
 def training(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, dy: Tensor) -> Run:
@@ -142,12 +146,12 @@ def maker(name: str, case: Case, device: torch.device, copies: int = 1) -> Calla
     def make() -> Peer:
         module = build(name, case, device)
         if case.routine == "layer_step":
-            runs = [training(module, _optimizer(case.optimizer, module), x, dy)]
+            runs = [training(module, _optimizer(case.optimizer, module, name == "snack_fused"), x, dy)]
         else:
             runs = [inference(m, x) for m in (module, *(deepcopy(module) for _ in range(copies - 1)))]
         if name == "dense_tf32":
             runs = [in_tf32(run) for run in runs]
-        note = "weights, x and y in bfloat16" if name == "dense_bf16" else ""
+        note = {"dense_bf16": "weights, x and y in bfloat16", "snack_fused": "snack.optim with fused_grad"}.get(name, "")
         waits = isinstance(module, TorchSparse) and case.routine == "layer_step"
         why_eager = "the backward of torch.sparse waits for the card" if waits else ""
         return Peer(runs, note=note, parameters=sum(p.numel() for p in module.parameters()), why_eager=why_eager)
@@ -185,7 +189,7 @@ def memory(name: str, case: Case, meter) -> Iterator[tuple[str, int]]:
 
     def step() -> Run:
         built[:] = [build(name, case, meter.device)]
-        built.append(_optimizer(case.optimizer, built[0]))
+        built.append(_optimizer(case.optimizer, built[0], name == "snack_fused"))
         run = training(*built, x, dy)
         run()
         return run

@@ -18,7 +18,7 @@ from .energy import EnergyMeter
 from .peers import LATE, PEERS, Peer, Problem, Topology, snack
 from .timing import Meter, Player, is_out_of_memory, reason
 
-EAGER = ("snack", "dense", "dense_mask")  # whose eager time stands beside the graph's
+EAGER = ("snack", "snack_fused", "dense", "dense_mask")  # whose eager time stands beside the graph's
 COLD_TIMES = 4  # times the L2 cache that the copies of cold weights take together
 Make = Callable[[], "Peer | Iterator[Peer]"]
 

@@ -170,13 +170,13 @@ def _numbers(words: list[str], option: str, kind: type) -> tuple:
 
 def _cases(arguments, device: str) -> list:
     """The cases of the suite that the options leave, or of the grid that they are."""
-    from snack.bench.case import LAYER_PEERS, PRODUCT_PEERS, check_names
+    from snack.bench.case import PEERS_OF, check_names
     from snack.bench.case import cases as grid
     from snack.bench.suites import quick, suite_cases
     from snack.errors import require
 
     axes = _axes(arguments)
-    known = dict.fromkeys((*PRODUCT_PEERS, *LAYER_PEERS))
+    known = dict.fromkeys(peer for peers in PEERS_OF.values() for peer in peers)
     names = None if arguments.peers is None else [] if arguments.peers == "none" else arguments.peers.split(",")
     peers = None if names is None else check_names("peer", names, known)
     require(not arguments.quick or arguments.suite == "cuda", "snack bench: --quick belongs to the suite cuda.")

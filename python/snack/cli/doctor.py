@@ -115,15 +115,26 @@ def _tests(device) -> dict:
         results = getattr(ours, name)(*there), getattr(reference, name)(*arguments)
         return tuple(tuple(t.cpu() for t in (r if isinstance(r, tuple) else (r,))) for r in results)
 
+    def compared(a, b) -> str:
+        error = float((a - b).abs().max() / b.abs().max())
+        if not error < 1e-5:
+            raise ArithmeticError(f"relative error {error:.1e}")
+        return f"relative error {error:.1e}, float32, {shape[0]} x {shape[1]}, {pattern.nnz} connections, batch 33"
+
     def close(name, *arguments):
         def test() -> str:
             (a,), (b,) = run(name, (*arguments, *shape))
-            error = float((a - b).abs().max() / b.abs().max())
-            if not error < 1e-5:
-                raise ArithmeticError(f"relative error {error:.1e}")
-            return f"relative error {error:.1e}, float32, {shape[0]} x {shape[1]}, {pattern.nnz} connections, batch 33"
+            return compared(a, b)
 
         return test
+
+    def update() -> str:
+        changed = []
+        for operators, where in ((ours, device), (reference, "cpu")):
+            index, tile_ptr, v, momentum, *operands = (t.to(where, copy=True) for t in (*packed, values, values.flip(0), dy, x))
+            operators.sddmm_update(index, tile_ptr, v, [momentum], *operands, None, None, 0, [0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0], *shape)
+            changed.append(torch.cat([v, momentum]).cpu())
+        return compared(*changed)
 
     def equal(name, *arguments):
         def test() -> str:
@@ -138,6 +149,7 @@ def _tests(device) -> dict:
         "spmm": close("spmm", *packed, values, x, bias),
         "spmm_t": close("spmm_t", *packed, values, dy),
         "sddmm": close("sddmm", *packed, dy, x),
+        "sddmm_update": update,
         "rewire": equal("rewire", *packed, drop, *grown, *shape),
         "select_smallest": equal("select_smallest", values, 50),
         "grow_uniform": equal("grow_uniform", *packed, drop, 50, 3, *shape),

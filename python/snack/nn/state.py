@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
+from ..ops.deferred import is_pending
 
 if TYPE_CHECKING:
     from .linear import SparseLinear
@@ -41,12 +42,14 @@ def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float 
     """Give `layer` the edited pattern and move values, gradient and optimiser state along `slot_map`.
 
     All new tensors are made before anything is written, so running out of memory leaves the layer as it was. Nothing here
-    makes the host wait for a card, and at constant nnz every tensor keeps its address.
+    makes the host wait for a card, and at constant nnz every tensor keeps its address. A deferred gradient that a step has used
+    is forgotten.
     """
     states = _per_slot_states(layer, optimizer)
     pattern = pattern.to(layer.index.device)
     values = slot_map.apply(layer.values.data, fill)
-    grad = None if layer.values.grad is None else slot_map.apply(layer.values.grad)
+    is_used = is_pending(layer.values.grad) and layer.values.grad.operands.used
+    grad = None if layer.values.grad is None or is_used else slot_map.apply(layer.values.grad)
     moved = [slot_map.apply(tensor) for _, _, tensor in states]
 
     if layer.index.shape == pattern.index.shape and layer.index.dtype == pattern.index.dtype:
@@ -55,6 +58,8 @@ def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float 
         layer.values.copy_(values)
         if grad is not None:
             layer.values.grad.copy_(grad)
+        elif is_used:
+            layer.values.grad = None
         for (_, _, tensor), new in zip(states, moved):
             tensor.copy_(new)
         return

@@ -2,7 +2,9 @@
 
 from .edits import grow_gradient, grow_uniform, random_key, rewire, select_smallest
 from .products import REGIMES, sddmm, spmm, spmm_t
+from .update import AdamWStep, SgdStep, sddmm_update
 
 __all__ = [
-    "REGIMES", "grow_gradient", "grow_uniform", "random_key", "rewire", "sddmm", "select_smallest", "spmm", "spmm_t",
+    "REGIMES", "AdamWStep", "SgdStep", "grow_gradient", "grow_uniform", "random_key", "rewire", "sddmm", "sddmm_update",
+    "select_smallest", "spmm", "spmm_t",
 ]

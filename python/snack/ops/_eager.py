@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from ..formats.pattern import call
 from . import _register  # noqa: F401
+from .deferred import deferred
 
 _ops = torch.ops.snack
 _spmm, _spmm_t, _sddmm = _ops.spmm.default, _ops.spmm_t.default, _ops.sddmm.default
@@ -100,16 +101,19 @@ class _Product(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:4])
 
 
-def _spmm_gradients(ctx, dy: Tensor, needs_values: bool, needs_x: bool, needs_bias: bool) -> list[Tensor | None]:
+def _spmm_gradients(ctx, dy: Tensor, needs_values: bool, needs_x: bool, needs_bias: bool, may_defer: bool = False) -> list[Tensor | None]:
     """[dvalues, dx, dbias]. Where nobody differentiates further, the tests that every product makes are made once."""
     index, tile_ptr, values, x = ctx.saved_tensors
+    dvalues = None
     if torch.is_grad_enabled() or not is_ordinary(values, dy):
         transposed, sampled, guard = spmm_t, sddmm, nullcontext
     else:
         transposed, sampled, guard = _spmm_t, _sddmm, _below_autograd
+        if needs_values and may_defer:
+            dvalues = deferred(ctx, index, tile_ptr, dy, x, ctx.tail)
     with guard():
         return [
-            sampled(index, tile_ptr, dy, x, *ctx.tail) if needs_values else None,
+            sampled(index, tile_ptr, dy, x, *ctx.tail) if needs_values and dvalues is None else dvalues,
             transposed(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None,
             dy.sum(0) if needs_bias else None,
         ]
@@ -127,7 +131,7 @@ class _Ordinary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        return *call(_spmm_gradients, ctx, dy, *ctx.needs_input_grad[:3]), None, None
+        return *call(_spmm_gradients, ctx, dy, *ctx.needs_input_grad[:3], True), None, None
 
 
 _apply_ordinary = super(torch.autograd.Function, _Ordinary).apply  # Function.apply itself looks for transforms again

@@ -4,6 +4,7 @@ The three products are closed under differentiation, so any order of derivative 
     spmm(v, x) = x W^T + b     d/dx = spmm_t(v, dy)    d/dv = sddmm(dy, x)    d/db = sum dy
     spmm_t(v, dy) = dy W       d/ddy = spmm(v, g)      d/dv = sddmm(dy, g)
     sddmm(dy, x)               d/ddy = spmm(g, x)      d/dx = spmm_t(g, dy)
+sddmm_update changes its arguments and has no derivative.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def _(index, tile_ptr, values, dy, out_features, in_features, regime=0):
 def _(index, tile_ptr, dy, x, out_features, in_features, regime=0):
     torch._check(dy.dim() == 2 and x.dim() == 2, lambda: "sddmm: dy and x must be (batch, features)")
     return x.new_empty((index.shape[0],))
+
+
+@torch.library.register_fake("snack::sddmm_update")
+def _(index, tile_ptr, values, state, dy, x, lr, step, rule, numbers, out_features, in_features, regime=0):
+    torch._check(dy.dim() == 2 and x.dim() == 2, lambda: "sddmm_update: dy and x must be (batch, features)")
 
 
 def _packed(like: Tensor, out_features: int, in_features: int, nnz: int) -> tuple[Tensor, Tensor]:

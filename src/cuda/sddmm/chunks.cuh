@@ -1,31 +1,31 @@
-// sddmm, regime stream, narrow tiles, few batch columns: dvalues[k] = sum_b dy[b, row_k] x[b, col_k].
+// sddmm, regime stream, narrow tiles, few batch columns: gradient_k = sum_b dy[b, row_k] x[b, col_k], given to a sink (kernels.cuh).
 //
 // A block owns an equal share of one panel's slots. Its window of x (1024 columns x W) is staged once; phases, for kStagedStrips
 // strips at a time:
 //   stage   the strips' rows of dy (W floats a row) and where their tiles begin
-//   walk    a thread takes chunks of slots whose results fill 16 bytes: one load of their words, a read of x each, a read of dy
-//           where the row changes, one store. The words of its next chunk are under way meanwhile
-// Sums are float, in the order of the batch: results repeat bit for bit. Read: nnz * 2, and the windows once a block. Written:
-// nnz * value. Limits: 2^32 - 16 slots; requests to shared memory.
+//   walk    a thread takes chunks of slots whose values fill 16 bytes: one load of their words, a read of x each, a read of dy
+//           where the row changes, and the sink. The words of its next chunk are under way meanwhile
+// Sums are float, in the order of the batch: results repeat bit for bit. Read: nnz * 2, and the windows once a block; beside that
+// what the sink reads and writes. Limits: 2^32 - 16 slots; requests to shared memory.
 #pragma once
 
 #include "../columns.cuh"
 
 namespace snack::cuda {
 
-template <class T>
+template <class Sink>
 struct SddmmChunks {
   const uint16_t* index;
   const int64_t* tile_ptr;
-  Strided<T> dy, x;
-  T* dvalues;
+  Strided<typename Sink::Element> dy, x;
+  Sink sink;
   int64_t out, in;
   uint32_t panels, splits, strips, slots;
   int batch;
-  bool aligned;  // index and dvalues lie on 16 bytes
+  bool aligned;  // index lies on 16 bytes
 };
 
-// A chunk: the slots whose results fill 16 bytes.
+// A chunk: the slots whose values fill 16 bytes.
 template <class T>
 struct SddmmChunk {
   static constexpr int kSlots = 16 / sizeof(T);
@@ -51,22 +51,11 @@ struct SddmmChunk {
     }
   }
   __device__ __forceinline__ uint32_t word(int i) const { return i % 2 == 0 ? pair[i / 2] & 0xffffu : pair[i / 2] >> 16; }
-
-  __device__ __forceinline__ static void store(T* to, const float (&result)[kSlots], bool aligned) {
-    alignas(16) T element[kSlots];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) element[i] = from_float<T>(result[i]);
-    if (aligned) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(element);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) to[i] = element[i];
-    }
-  }
 };
 
-template <class T, int W>
-__global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_constant__ SddmmChunks<T> a) {
+template <class Sink, int W>
+__global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_constant__ SddmmChunks<Sink> a) {
+  using T = typename Sink::Element;
   using X = Columns<T, W>;
   extern __shared__ float4 shared[];
   __shared__ uint32_t start[kStagedStrips + 1], first_strip, last_strip;
@@ -94,6 +83,7 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
   __syncthreads();
   if (begin == end) return;
 
+  const Sink sink = a.sink.started();
   uint32_t from = begin;
   for (uint32_t strip = first_strip; from < end; strip += kStagedStrips) {
     const int strips = int(min(uint32_t(kStagedStrips), last_strip + 1 - strip));
@@ -131,15 +121,16 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
       const uint32_t at = chunk * kSlots, first = max(from, at);
       while (start[s + 1] <= first) ++s;  // a thread's slots ascend
       if (at >= from && at + kSlots <= min(to, start[s + 1])) {
+        const auto early = sink.early(at);
         float result[kSlots];
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) result[i] = product(now.word(i));
-        now.store(a.dvalues + at, result, a.aligned);
+        sink.chunk(at, result, early);
       } else {  // the share or a tile ends within
 #pragma unroll 1
         for (uint32_t slot = first; slot < min(to, at + kSlots); ++slot) {
           while (start[s + 1] <= slot) ++s;
-          a.dvalues[slot] = from_float<T>(product(a.index[slot]));
+          sink.one(slot, product(a.index[slot]));
         }
       }
     }

@@ -1,9 +1,15 @@
-// sddmm: dvalues[k] = sum_b dy[b, row_k] x[b, col_k].
+// sddmm: gradient_k = sum_b dy[b, row_k] x[b, col_k], given to a sink: sddmm stores it, sddmm_update changes the value by it.
+//
+// A sink has   Element                        the type of all operands
+//              started()                      itself, ready for use; called once a thread
+//              one(slot, gradient)
+//              early(slot)                    what chunk(slot, ...) can read before it has the gradients
+//              chunk(slot, gradients, early)  slots [slot, slot + n), slot a multiple of n: n elements fill 16 bytes
 //
 // sddmm_stream (narrow tiles, batch <= W): a block owns a run of strips of one panel, whose windows of x (1024 columns x W) and dy
 // (the run's rows x W) are staged once; a thread takes kSlots slots at a time. Read: nnz * 2, and the windows once a block.
 // sddmm_slots (tall tiles, more batch columns, and the coo baseline): one thread a slot, operands from L2.
-// Sums are float, in the order of the batch: results repeat bit for bit. Written: nnz * value.
+// Sums are float, in the order of the batch: results repeat bit for bit.
 #pragma once
 
 #include "../slots.cuh"
@@ -11,19 +17,19 @@
 
 namespace snack::cuda {
 
-template <class T>
+template <class Sink>
 struct SddmmStream {
   const uint16_t* index;
   const int64_t* tile_ptr;
-  Strided<T> dy, x;
-  T* dvalues;
+  Strided<typename Sink::Element> dy, x;
+  Sink sink;
   int64_t out, in, batch, strips;
   uint32_t runs;
   int strips_a_block;
 };
 
-template <class T, int W>
-__global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(const SddmmStream<T> a) {
+template <class Sink, int W>
+__global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(const SddmmStream<Sink> a) {
   constexpr int kSlots = 8;  // whose loads are in flight together
   extern __shared__ float4 shared[];
   __shared__ int offsets[kMaxStrips + 1];
@@ -36,6 +42,7 @@ __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(cons
   Window<W>::stage(dy, rows, a.dy, strip * kStripRows, a.out, 0, a.batch);
   __syncthreads();
 
+  const Sink sink = a.sink.started();
   const int slots = offsets[strips];
   int s = 0;
   for (int piece = 0; piece < slots; piece += kThreads * kSlots) {
@@ -52,19 +59,20 @@ __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(cons
       Window<W>::read(dy, rows, s * kStripRows + (word[i] >> kTileColBits), from_dy);
 #pragma unroll
       for (int b = 0; b < W; ++b) sum = fmaf(from_dy[b], from_x[b], sum);
-      a.dvalues[lo + slot] = from_float<T>(sum);
+      sink.one(lo + slot, sum);
     }
   }
 }
 
-template <class T, class Word>
+template <class Sink, class Word>
 __global__ void __launch_bounds__(kThreads) sddmm_slots(const Word* __restrict__ index, const int64_t* __restrict__ tile_ptr,
-                                                        const Strided<T> dy, const Strided<T> x, T* __restrict__ dvalues, int64_t batch,
-                                                        int64_t strips, int64_t pieces) {
+                                                        const Strided<typename Sink::Element> dy, const Strided<typename Sink::Element> x,
+                                                        const Sink to, int64_t batch, int64_t strips, int64_t pieces) {
+  const Sink sink = to.started();
   for_slots_of_piece(index, tile_ptr, strips, pieces, blockIdx.x, [&](int64_t slot, int64_t row, int64_t col) {
     float sum = 0.f;
     for (int64_t b = 0; b < batch; ++b) sum = fmaf(dy(b, row), x(b, col), sum);
-    dvalues[slot] = from_float<T>(sum);
+    sink.one(slot, sum);
   });
 }
 
