@@ -88,6 +88,20 @@ inline Tensor empty_cpu(std::vector<int64_t> sizes, ScalarType dtype) {
   return torch::stable::empty(sizes, dtype, std::nullopt, torch::stable::Device(DeviceType::CPU));
 }
 
+/// What the argument `regime` of an operator asks for: a regime, or from kFirstKernel on a kernel of kCudaKernels.
+struct Choice {
+  Regime regime = Regime::kAuto;
+  std::string_view kernel;
+};
+inline constexpr int64_t kFirstKernel = 16;
+inline Choice choice_of(const char* operation, int64_t code) {
+  const bool is_kernel = code >= kFirstKernel;
+  SNACK_CHECK(code >= 0 && code < kFirstKernel + int64_t(std::size(kCudaKernels)) && (is_kernel || code <= int64_t(Regime::kPanel)), operation,
+              ": regime ", code, " does not exist.");
+  if (is_kernel) return {Regime::kAuto, kCudaKernels[code - kFirstKernel]};
+  return {Regime(code), {}};
+}
+
 /// Contiguous memory of torch's allocator beside `like`, of its dtype unless another is named. The shim makes the tensor itself;
 /// stable::new_empty looks the operator up by name on every call, which takes longer than everything else that is done here.
 inline Tensor allocate(const char* operation, const Tensor& like, std::initializer_list<int64_t> sizes,

@@ -1,10 +1,12 @@
 // Operators on topologies: packing, sampling, selection, rewire. Index lists are int64, contiguous, on the CPU.
 #include <cstring>
+#include <sstream>
 
 #include "compat.hpp"
 #include "snack/core/cpu_info.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/select.hpp"
+#include "snack/plan/costs.hpp"
 
 namespace snack::torch_face {
 namespace {
@@ -62,7 +64,7 @@ std::tuple<bool, int64_t> geometry(int64_t out, int64_t in, int64_t nnz) {
 }
 
 Problem problem_of(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
-  SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmmUpdate) && regime >= 0 && regime <= int64_t(Regime::kPanel) && batch >= 0,
+  SNACK_CHECK(operation >= 0 && operation <= int64_t(Operation::kSddmmUpdate) && regime >= 0 && batch >= 0,
               "explain: operation ", operation, ", regime ", regime, " or batch ", batch, " does not exist.");
   const DType type = dtype_of(empty_cpu({0}, dtype), "explain", "dtype");
   return {Operation(operation), make_geometry(out, in, nnz), batch, type};
@@ -70,14 +72,48 @@ Problem problem_of(int64_t operation, int64_t out, int64_t in, int64_t nnz, int6
 
 std::string explain(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime) {
   const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
-  return to_string(make_cpu_plan(problem, Regime(regime), {torch_parallel().threads, true}));
+  return to_string(make_cpu_plan(problem, choice_of("explain", regime).regime, {torch_parallel().threads, true}));
 }
 
-std::string explain_cuda(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime,
-                         int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes) {
+// A card as the operators take it: without numbers of its own, or with the user's cost table.
+struct Card {
+  CostTable costs;
+  CudaCapability capability;
+  Card(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes, int64_t memory_gb_s, const std::string& text)
+      : capability{int(major), int(minor), int(multiprocessors), shared_bytes, l2_bytes, memory_gb_s} {
+    if (text.empty()) return;
+    costs = parse_costs(text);
+    capability.costs = &costs;
+  }
+};
+
+std::vector<Candidate> candidates_of(const Problem& problem, int64_t code, const CudaCapability& card) {
+  const Choice choice = choice_of("explain", code);
+  if (choice.kernel.empty()) return cuda_candidates(problem, choice.regime, card);
+  const Plan plan = make_cuda_plan(problem, choice.regime, card, choice.kernel);
+  return {{plan, predict_us(problem, plan, card)}};
+}
+
+std::string explain_cuda(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime, int64_t major,
+                         int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes, int64_t memory_gb_s, std::string costs) {
   const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
-  const Plan plan = make_cuda_plan(problem, Regime(regime), {int(major), int(minor), int(multiprocessors), shared_bytes, l2_bytes});
-  return std::string("kernel ") + std::string(plan.kernel) + ": " + to_string(plan);
+  const Card card(major, minor, multiprocessors, shared_bytes, l2_bytes, memory_gb_s, costs);
+  return snack::explain(candidates_of(problem, regime, card.capability), card.capability);
+}
+
+// A line a kernel that can serve, the fastest first: name, element size, width, variant; predicted microseconds; the terms.
+std::string cuda_candidates_text(int64_t operation, int64_t out, int64_t in, int64_t nnz, int64_t batch, ScalarType dtype, int64_t regime, int64_t major,
+                                 int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t l2_bytes, int64_t memory_gb_s, std::string costs) {
+  const Problem problem = problem_of(operation, out, in, nnz, batch, dtype, regime);
+  const Card card(major, minor, multiprocessors, shared_bytes, l2_bytes, memory_gb_s, costs);
+  std::ostringstream text;
+  for (const Candidate& candidate : candidates_of(problem, regime, card.capability)) {
+    const CostForm form = cost_form(problem, candidate.plan);
+    text << candidate.plan.kernel << ' ' << size_of(problem.dtype) << ' ' << form.width << ' ' << form.variant << ' ' << candidate.predicted_us;
+    for (const double term : cost_terms(problem, candidate.plan, card.capability)) text << ' ' << term;
+    text << '\n';
+  }
+  return text.str();
 }
 
 std::string cpu_isa() { return cpu::isa_name(); }
@@ -149,6 +185,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CompositeExplicitAutograd, m) {
   m.impl("geometry", TORCH_BOX(&geometry));
   m.impl("explain", TORCH_BOX(&explain));
   m.impl("explain_cuda", TORCH_BOX(&explain_cuda));
+  m.impl("cuda_candidates", TORCH_BOX(&cuda_candidates_text));
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
 }
 

@@ -2,7 +2,8 @@
 // the specification (CPU, single thread) under the same signatures.
 //
 // index, tile_ptr: a packed pattern (include/snack/formats/pattern.hpp); values: (nnz,) in slot order;
-// x (batch, in), dy (batch, out), bias (out,): one floating dtype. regime: 0 auto, 1 coo, 2 stream, 3 tensor, 4 panel.
+// x (batch, in), dy (batch, out), bias (out,): one floating dtype. regime: 0 auto, 1 coo, 2 stream, 3 tensor, 4 panel;
+// on a card also kFirstKernel + number of a kernel in kCudaKernels: that one.
 #include "compat.hpp"
 
 namespace {
@@ -51,7 +52,11 @@ STABLE_TORCH_LIBRARY(snack, m) {
   // The plan of a card with this capability (as `cuda_capability` of the CUDA library gives it); needs neither card nor library.
   m.def(
       "explain_cuda(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime, "
-      "int major, int minor, int multiprocessors, int shared_bytes, int l2_bytes) -> str");
+      "int major, int minor, int multiprocessors, int shared_bytes, int l2_bytes, int memory_gb_s=0, str costs='') -> str");
+  // A line a kernel that can serve: what it costs there, and by what.
+  m.def(
+      "cuda_candidates(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime, "
+      "int major, int minor, int multiprocessors, int shared_bytes, int l2_bytes, int memory_gb_s=0, str costs='') -> str");
   m.def("cpu_isa() -> str");
 }
 

@@ -30,4 +30,5 @@
 #include "snack/kernels/select.hpp"
 #include "snack/kernels/spmm.hpp"
 #include "snack/kernels/spmm_t.hpp"
+#include "snack/plan/costs.hpp"
 #include "snack/plan/plan.hpp"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from . import _costs
+
 LIBRARY = "libsnack_ops.so"
 CUDA_LIBRARY = "libsnack_ops_cuda.so"
 
@@ -46,6 +48,8 @@ def _load_cuda() -> tuple[Path | None, str]:
 
 PATH = _load()
 CUDA_PATH, _cuda_missing = _load_cuda()
+if CUDA_PATH is not None:
+    _costs.load()
 
 
 def architectures() -> str:
@@ -105,11 +109,12 @@ def _cuda_status() -> str:
 
 
 def status() -> dict[str, object]:
-    """What is loaded: path of the library, instruction set chosen, threads, PyTorch version, and CUDA or why not."""
+    """What is loaded: path of the library, instruction set chosen, threads, PyTorch version, CUDA or why not, and the plan's costs."""
     return {
         "library": str(PATH),
         "isa": torch.ops.snack.cpu_isa(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": _cuda_status(),
+        "costs": _costs.status(),
     }

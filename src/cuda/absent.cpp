@@ -19,6 +19,7 @@ int device_count() { return 0; }
 int current_device() { refuse("current_device"); }
 const char* architectures() { return ""; }
 const CudaCapability& capability(int) { refuse("capability"); }
+void use_costs(const CostTable&) { refuse("use_costs"); }
 int64_t rewire_workspace(const Geometry&, int64_t, int64_t) { refuse("rewire_workspace"); }
 
 void spmm(const SpmmArgs&, const Plan&, const Resources&) { refuse("spmm"); }

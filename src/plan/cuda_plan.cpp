@@ -1,10 +1,11 @@
-// The CUDA plan: how many thread blocks share a product, and how. Block counts aim at a few blocks a multiprocessor, which
+// The CUDA plan: which kernel, how many thread blocks share a product, and how. Block counts aim at a few blocks a multiprocessor, which
 // is what hides latency; partial sums that different blocks make are added in a fixed order, so results repeat bit for bit.
 #include <algorithm>
+#include <limits>
 
 #include "cuda_layout.hpp"
 #include "snack/core/error.hpp"
-#include "snack/plan/plan.hpp"
+#include "snack/plan/costs.hpp"
 
 namespace snack {
 namespace {
@@ -159,12 +160,6 @@ void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = column * plan.batch_chunk;
 }
 
-// Whether a warp a row serves spmm_t better than a warp a run of slots: measured on an H200 at 10000^2.
-bool has_long_segments(const Problem& p) {
-  const Geometry& g = p.geometry;
-  return g.has_row_starts() && (p.batch <= 2 || (p.batch <= 4 && g.nnz >= kLongSegment * g.segments()));
-}
-
 // As many warps as there is room for column sums; a step takes about a segment.
 void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
@@ -234,9 +229,42 @@ void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.reason = "too sparse for tiles: one thread a connection, sums in fixed point";
 }
 
-}  // namespace
+// ---- who can serve what ----
 
-Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& card) {
+bool is_narrow(const Problem& p) { return p.geometry.packing == Packing::kNarrow; }
+bool is_tall(const Problem& p) { return !is_narrow(p); }
+bool always(const Problem&) { return true; }
+bool has_rows(const Problem& p) { return p.geometry.has_row_starts() && p.geometry.nnz <= kMaxRowsSlots; }
+bool has_segments(const Problem& p) { return p.geometry.has_row_starts(); }
+bool has_batch(const Problem& p) { return has_batch_rows(p.geometry) && p.batch > 4; }  // lines of 16 columns and more
+bool has_window(const Problem& p) { return is_narrow(p) && p.batch <= kWidestWindow; }
+bool has_chunks(const Problem& p) { return has_rows(p) && p.batch <= (p.dtype == DType::kFloat32 ? 4 : 8); }
+
+struct Maker {
+  std::string_view kernel;
+  Operation operation;
+  Regime regime;
+  bool (*can_serve)(const Problem&);
+  void (*make)(const Problem&, const CudaCapability&, Plan&);
+};
+
+constexpr Maker kMakers[] = {
+    {"spmm_rows", Operation::kSpmm, Regime::kStream, has_rows, plan_spmm_rows},
+    {"spmm_batch", Operation::kSpmm, Regime::kStream, has_batch, plan_spmm_batch},
+    {"spmm_stream", Operation::kSpmm, Regime::kStream, is_narrow, plan_spmm},
+    {"spmm_fixed", Operation::kSpmm, Regime::kStream, is_tall, plan_slots},
+    {"spmm_coo", Operation::kSpmm, Regime::kCoo, always, plan_slots},
+    {"spmm_t_rows", Operation::kSpmmT, Regime::kStream, has_segments, plan_spmm_t_rows},
+    {"spmm_t_stream", Operation::kSpmmT, Regime::kStream, is_narrow, plan_spmm_t},
+    {"spmm_t_fixed", Operation::kSpmmT, Regime::kStream, is_tall, plan_slots},
+    {"spmm_t_coo", Operation::kSpmmT, Regime::kCoo, always, plan_slots},
+    {"sddmm_chunks", Operation::kSddmm, Regime::kStream, has_chunks, plan_sddmm_chunks},
+    {"sddmm_stream", Operation::kSddmm, Regime::kStream, has_window, plan_sddmm},
+    {"sddmm_slots", Operation::kSddmm, Regime::kStream, always, plan_slots},
+    {"sddmm_slots", Operation::kSddmm, Regime::kCoo, always, plan_slots},
+};
+
+void check(const Problem& p, Regime requested, const CudaCapability& card) {
   const Geometry& g = p.geometry;
   SNACK_CHECK(requested == Regime::kAuto || requested == Regime::kStream || requested == Regime::kCoo, name(p.operation),
               ": CUDA has no regime '", name(requested), "'; use 'auto', 'stream' or 'coo'.");
@@ -245,20 +273,54 @@ Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& ca
               ": batch ", p.batch, " is negative or too large for features of ", std::max(g.in, g.out), "; split it.");
   SNACK_CHECK(card.multiprocessors > 0 && card.shared_bytes >= 48 * 1024, name(p.operation),
               ": the capability names no card; ask snack::cuda::capability(device).");
+}
+
+// Calls f(maker) for every kernel of the regime that can serve.
+template <class F>
+void for_makers(const Problem& p, Regime requested, F&& f) {
+  const Regime regime = requested == Regime::kCoo ? Regime::kCoo : Regime::kStream;
+  const Operation operation = is_sampled(p) ? Operation::kSddmm : p.operation;  // sddmm_update has the kernels of sddmm
+  for (const Maker& maker : kMakers)
+    if (maker.operation == operation && maker.regime == regime && maker.can_serve(p)) f(maker);
+}
+
+Plan made(const Maker& maker, const Problem& p, const CudaCapability& card) {
   Plan plan;
-  plan.regime = requested == Regime::kCoo ? Regime::kCoo : Regime::kStream;
-  plan.floor_bytes = double(g.nnz) * double(size_of(p.dtype) + index_bytes(g.packing));
+  plan.regime = maker.regime;
+  plan.floor_bytes = double(p.geometry.nnz) * double(size_of(p.dtype) + index_bytes(p.geometry.packing));
   plan.reason = "every connection is read once a batch block";
-  const bool many_columns = is_sampled(p) && p.batch > kWidestWindow;
-  if (plan.regime == Regime::kCoo || g.packing == Packing::kTall || many_columns) plan_slots(p, card, plan);
-  else if (p.operation == Operation::kSpmm && g.has_row_starts() && g.nnz <= kMaxRowsSlots && p.batch <= kWidestWindow) plan_spmm_rows(p, card, plan);
-  else if (p.operation == Operation::kSpmm && p.batch > kWidestWindow && has_batch_rows(g)) plan_spmm_batch(p, card, plan);
-  else if (p.operation == Operation::kSpmm) plan_spmm(p, card, plan);
-  else if (p.operation == Operation::kSpmmT && has_long_segments(p)) plan_spmm_t_rows(p, card, plan);
-  else if (p.operation == Operation::kSpmmT) plan_spmm_t(p, card, plan);
-  else if (g.has_row_starts() && g.nnz <= kMaxRowsSlots && p.batch <= (p.dtype == DType::kFloat32 ? 4 : 8)) plan_sddmm_chunks(p, card, plan);
-  else plan_sddmm(p, card, plan);
+  maker.make(p, card, plan);
   return plan;
+}
+
+}  // namespace
+
+Plan make_cuda_plan(const Problem& p, Regime requested, const CudaCapability& card, std::string_view kernel) {
+  check(p, requested, card);
+  if (kernel.ends_with("_coo")) requested = Regime::kCoo;
+  const Maker *found[std::size(kMakers)], **end = found;
+  for_makers(p, requested, [&](const Maker& maker) { if (kernel.empty() || kernel == maker.kernel) *end++ = &maker; });
+  SNACK_CHECK(end != found, name(p.operation), ": kernel '", kernel, "' cannot compute this product of ", p.geometry.out, "x", p.geometry.in, " with ",
+              p.geometry.nnz, " connections at batch ", p.batch, "; regime 'auto' takes the fastest that can.");
+  if (end - found == 1) return made(*found[0], p, card);
+  Candidate best{{}, std::numeric_limits<double>::infinity()};
+  for (const Maker** maker = found; maker != end; ++maker) {
+    Candidate next{made(**maker, p, card)};
+    next.predicted_us = predict_us(p, next.plan, card);
+    if (maker == found || next.predicted_us < best.predicted_us) best = next;
+  }
+  return best.plan;
+}
+
+std::vector<Candidate> cuda_candidates(const Problem& p, Regime requested, const CudaCapability& card) {
+  check(p, requested, card);
+  std::vector<Candidate> all;
+  for_makers(p, requested, [&](const Maker& maker) {
+    all.push_back({made(maker, p, card)});
+    all.back().predicted_us = predict_us(p, all.back().plan, card);
+  });
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.predicted_us < b.predicted_us; });
+  return all;
 }
 
 }  // namespace snack

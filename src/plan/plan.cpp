@@ -1,6 +1,10 @@
 #include "snack/plan/plan.hpp"
 
+#include <cmath>
+#include <iomanip>
 #include <sstream>
+
+#include "snack/plan/costs.hpp"
 
 namespace snack {
 
@@ -31,6 +35,22 @@ std::string to_string(const Plan& plan) {
   if (plan.regime == Regime::kPanel) text << ", panels of " << plan.panel_rows << " rows";
   else text << ", batch blocks of " << plan.batch_block;
   text << ", workspace " << plan.workspace_bytes << " bytes, format " << int64_t(plan.floor_bytes) << " bytes: " << plan.reason;
+  return text.str();
+}
+
+std::string explain(const std::vector<Candidate>& candidates, const CudaCapability& card) {
+  const Candidate& first = candidates.front();
+  std::ostringstream text;
+  const auto time = [&](double us) -> std::ostringstream& {
+    if (std::isinf(us)) text << "not measured";
+    else text << us << " us";
+    return text;
+  };
+  text << "kernel " << first.plan.kernel << ": " << to_string(first.plan) << std::fixed << std::setprecision(1) << "; predicted ";
+  time(first.predicted_us) << ", floor ";
+  time(floor_us(first.plan.floor_bytes, card)) << ", runner-up ";
+  if (candidates.size() == 1) text << "none";
+  else text << candidates[1].plan.kernel << " ", time(candidates[1].predicted_us);
   return text.str();
 }
 

@@ -1,13 +1,15 @@
 // The CUDA plan is a pure function of the problem and the card: testable anywhere.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "plan/cuda_layout.hpp"
 #include "snack/core/error.hpp"
-#include "snack/plan/plan.hpp"
+#include "snack/plan/costs.hpp"
 
 namespace snack::testing {
 namespace {
@@ -48,21 +50,13 @@ TEST(CudaPlan, FitsEveryCardAndProblem) {
           }
 }
 
-TEST(CudaPlan, BatchesTakeTheBatchKernel) {
-  for (const int64_t batch : {9, 16, 33, 64, 256, 4096}) {
-    EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, batch).kernel, "spmm_batch") << batch;
-    EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, batch, DType::kBFloat16).kernel, "spmm_batch") << batch;
-  }
-  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, 8).kernel, "spmm_rows");
-  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 100000, 64).kernel, "spmm_stream");   // no row starts
-  EXPECT_EQ(plan(Operation::kSpmm, 10, 1 << 20, 1 << 20, 64).kernel, "spmm_stream");   // too few rows for the panels
-  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 5000000, 4).kernel, "spmm_t_rows");
-  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 1000000, 4).kernel, "spmm_t_stream");  // short segments
-  EXPECT_EQ(plan(Operation::kSpmmT, 10000, 10000, 5000000, 64).kernel, "spmm_t_stream");
-  // From shared memory where every line is read often and a window fits, else from L2.
-  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, 256).windows, 1);
-  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 1000000, 256).windows, 0);
-  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 5000000, 256, DType::kFloat32, Regime::kAuto, kSmall).windows, 0);
+TEST(CudaPlan, SharedMemoryServesTheBatchKernelWhereLinesAreReadOften) {
+  const auto windows = [](int64_t nnz, const CudaCapability& card) {
+    return make_cuda_plan({Operation::kSpmm, make_geometry(10000, 10000, nnz), 256, DType::kFloat32}, Regime::kAuto, card, "spmm_batch").windows;
+  };
+  EXPECT_EQ(windows(5000000, kH200), 1);
+  EXPECT_EQ(windows(1000000, kH200), 0);
+  EXPECT_EQ(windows(5000000, kSmall), 0);
 }
 
 // What spmm_batch takes for granted, on cards of every kind.
@@ -76,8 +70,11 @@ TEST(CudaPlan, BatchPlansAreSound) {
     const double density = std::pow(0.5, std::uniform_real_distribution(0.0, 8.0)(rng));
     const DType dtype = i % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
     const CudaCapability& card = cards[rng() % std::size(cards)];
-    const Plan p = plan(Operation::kSpmm, out, in, int64_t(double(out) * double(in) * density), batch, dtype, Regime::kAuto, card);
-    if (p.kernel != "spmm_batch") continue;
+    const Problem problem{Operation::kSpmm, make_geometry(out, in, int64_t(double(out) * double(in) * density)), batch, dtype};
+    const std::vector<Candidate> all = cuda_candidates(problem, Regime::kAuto, card);
+    const auto candidate = std::find_if(all.begin(), all.end(), [](const Candidate& c) { return c.plan.kernel == "spmm_batch"; });
+    if (candidate == all.end()) continue;
+    const Plan& p = candidate->plan;
     SCOPED_TRACE(::testing::Message() << out << "x" << in << " density " << density << " batch " << batch << " " << name(dtype) << " sm_" << card.major);
     ++found, staged += p.windows > 0;
     const int64_t bytes = size_of(dtype), panels = (in + cuda::kPanelCols - 1) / cuda::kPanelCols;
@@ -99,6 +96,177 @@ TEST(CudaPlan, BatchPlansAreSound) {
   }
   EXPECT_GT(found, 1000);
   EXPECT_GT(staged, 100);
+}
+
+// ---- what is chosen, and by what ----
+
+constexpr Operation kOperations[] = {Operation::kSpmm, Operation::kSpmmT, Operation::kSddmm};
+const CudaCapability kCards[] = {kH200, kSmall, {8, 0, 108, 166912, 40 << 20}, {12, 0, 170, 101376, 96 << 20}, {8, 6, 1, 101376, 1 << 20}};
+
+// Calls f(problem, card) for problems of every kind.
+template <class F>
+void for_problems(F&& f) {
+  const std::vector<std::array<int64_t, 3>> shapes = {{1, 1, 1}, {1, 65537, 65537}, {1000000, 1000000, 10000000}, {10000, 10000, 5000000}, {10000, 10000, 1000000},
+                                                      {10, 100, 100}, {0, 5, 0}, {5, 0, 0}, {1 << 30, 2000, 1000000}, {3000000, 1024, 100000000}, {512, 512, 20000}};
+  for (const CudaCapability& card : kCards)
+    for (const auto& [out, in, nnz] : shapes)
+      for (const int64_t batch : {0, 1, 2, 3, 5, 8, 33, 257, 70000})
+        for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+          for (const Operation operation : kOperations) {
+            SCOPED_TRACE(::testing::Message() << name(operation) << " " << out << "x" << in << " nnz " << nnz << " batch " << batch << " " << name(dtype) << " sm_" << card.major);
+            f(Problem{operation, make_geometry(out, in, nnz), batch, dtype}, card);
+          }
+}
+
+// Shared memory of a block, but for what is static.
+int64_t shared_bytes(const Problem& p, const Plan& plan) {
+  const int64_t bytes = size_of(p.dtype), panels = p.geometry.panels(), width = plan.batch_block;
+  if (plan.kernel == "spmm_rows") return cuda::rows_shared(bytes, int(width), (panels + plan.splits - 1) / plan.splits, plan.rows);
+  if (plan.kernel == "spmm_batch") return cuda::batch_shared(width * bytes, width, plan.rows, plan.threads, plan.groups * plan.windows);
+  if (plan.kernel == "spmm_stream") return cuda::spmm_shared(plan.strips, width, plan.threads);
+  if (plan.kernel == "spmm_t_rows") return cuda::rows_t_shared(width, plan.threads) + 4 * (cuda::kStagedRows + 1);
+  if (plan.kernel == "spmm_t_stream") return cuda::spmm_t_shared(width, plan.threads);
+  if (plan.kernel == "sddmm_chunks") return cuda::chunks_shared(bytes, int(width));
+  if (plan.kernel == "sddmm_stream") return cuda::sddmm_shared(plan.strips, width);
+  return 0;
+}
+
+TEST(CudaPlan, EveryCandidateFitsEveryCard) {
+  std::set<std::string_view> seen;
+  for_problems([&](const Problem& p, const CudaCapability& card) {
+    for (const Regime regime : {Regime::kAuto, Regime::kCoo}) {
+      const std::vector<Candidate> all = cuda_candidates(p, regime, card);
+      ASSERT_FALSE(all.empty());
+      for (const auto& [plan, us] : all) {
+        SCOPED_TRACE(std::string(plan.kernel));
+        seen.insert(plan.kernel);
+        ASSERT_EQ(plan, make_cuda_plan(p, plan.regime, card, plan.kernel));
+        ASSERT_EQ(plan.regime, regime == Regime::kCoo ? Regime::kCoo : Regime::kStream);
+        ASSERT_GE(plan.splits, 1);
+        ASSERT_GE(plan.threads, 32);
+        ASSERT_LE(plan.threads, 1024);
+        ASSERT_EQ(plan.threads % 32, 0);
+        ASSERT_LE(shared_bytes(p, plan) + 256, card.shared_bytes);
+        ASSERT_GE(plan.batch_chunk, std::min<int64_t>(p.batch, 1));
+        ASSERT_GE(us, 0);
+        const int64_t features = plan.kernel == "spmm_batch" ? p.geometry.in + cuda::kPanelCols : std::max(p.geometry.in, p.geometry.out);
+        ASSERT_LE(plan.workspace_bytes, std::max<int64_t>(cuda::kWorkspaceBytes + 1024, (plan.splits * 4 + 32) * features * plan.batch_block + 1024));
+        for (const double term : cost_terms(p, plan, card)) ASSERT_TRUE(std::isfinite(term) && term >= 0) << term;
+      }
+    }
+  });
+  EXPECT_EQ(seen, std::set<std::string_view>(std::begin(kCudaKernels), std::end(kCudaKernels)));
+}
+
+TEST(CudaPlan, TheFastestIsTakenAndTheNextIsAnother) {
+  int compared = 0;
+  for_problems([&](const Problem& p, const CudaCapability& card) {
+    const std::vector<Candidate> all = cuda_candidates(p, Regime::kAuto, card);
+    ASSERT_EQ(make_cuda_plan(p, Regime::kAuto, card), all[0].plan);
+    for (size_t i = 1; i < all.size(); ++i, ++compared) {
+      ASSERT_LE(all[i - 1].predicted_us, all[i].predicted_us);
+      ASSERT_NE(all[i - 1].plan.kernel, all[i].plan.kernel);
+    }
+  });
+  EXPECT_GT(compared, 1000);
+}
+
+TEST(CudaPlan, PredictionsGrowWithTheConnections) {
+  for (const Operation operation : kOperations)
+    for (const int64_t batch : {1, 4, 16, 256})
+      for (const std::string_view kernel : kCudaKernels) {
+        double before = 0;
+        int variant = 0;
+        for (int64_t nnz = 1 << 20; nnz < 80000000; nnz += nnz / 7) {
+          const Problem p{operation, make_geometry(10000, 10000, nnz), batch, DType::kFloat32};
+          for (const auto& [plan, us] : cuda_candidates(p, Regime::kAuto, kH200))
+            if (plan.kernel == kernel) {
+              if (cost_form(p, plan).variant != variant) before = 0, variant = cost_form(p, plan).variant;
+              EXPECT_GE(us, 0.8 * before) << kernel << " batch " << batch << " nnz " << nnz;  // plans change by steps
+              before = std::max(before, us);
+            }
+        }
+      }
+}
+
+TEST(CudaPlan, FollowsTheKnownWinners) {
+  const auto kernel = [](Operation operation, int64_t nnz, int64_t batch) { return plan(operation, 10000, 10000, nnz, batch).kernel; };
+  EXPECT_EQ(kernel(Operation::kSpmm, 5000000, 1), "spmm_rows");
+  EXPECT_EQ(kernel(Operation::kSpmm, 5000000, 4), "spmm_rows");
+  EXPECT_EQ(kernel(Operation::kSpmm, 5000000, 64), "spmm_batch");
+  EXPECT_EQ(kernel(Operation::kSpmmT, 5000000, 1), "spmm_t_rows");
+  EXPECT_EQ(kernel(Operation::kSddmm, 5000000, 1), "sddmm_chunks");
+  EXPECT_EQ(kernel(Operation::kSddmm, 5000000, 64), "sddmm_slots");
+  EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 100000, 64).kernel, "spmm_stream");  // no row starts
+}
+
+TEST(CudaPlan, AKernelCanBeForced) {
+  const Problem p{Operation::kSpmm, make_geometry(10000, 10000, 5000000), 16, DType::kFloat32};
+  for (const std::string_view kernel : {"spmm_rows", "spmm_batch", "spmm_stream", "spmm_coo"}) EXPECT_EQ(make_cuda_plan(p, Regime::kAuto, kH200, kernel).kernel, kernel);
+  EXPECT_EQ(make_cuda_plan(p, Regime::kAuto, kH200, "spmm_coo").regime, Regime::kCoo);
+  for (const std::string_view kernel : {"spmm_fixed", "sddmm_chunks", "spmm"}) EXPECT_THROW(make_cuda_plan(p, Regime::kAuto, kH200, kernel), Error) << kernel;
+}
+
+// ---- tables ----
+
+const char* kTable = R"(snack-costs 1
+# of a card that has spmm_stream at its best
+card Some card
+kernels 0123456789abcdef
+capability 9 0 132 232448 62914560 4000
+copy_tb_s 2.0
+spmm_rows 4 1 0 100 0 0 0 0 0
+spmm_stream 4 1 0 1 0 0 0 0.5 0  # half a microsecond a megabyte
+)";
+
+TEST(CostTable, OfTheUserChangesTheChoice) {
+  const CostTable table = parse_costs(kTable);
+  EXPECT_EQ(table.card, "Some card");
+  EXPECT_EQ(table.kernels, "0123456789abcdef");
+  CudaCapability card{9, 0, 132, 232448, 60 << 20, 4000, &table};
+  EXPECT_EQ(card.l2_bytes, table.capability.l2_bytes);
+  const Problem p{Operation::kSpmm, make_geometry(10000, 10000, 5000000), 1, DType::kFloat32};
+  EXPECT_EQ(make_cuda_plan(p, Regime::kAuto, kH200).kernel, "spmm_rows");
+  EXPECT_EQ(make_cuda_plan(p, Regime::kAuto, card).kernel, "spmm_stream");
+  const std::vector<Candidate> all = cuda_candidates(p, Regime::kAuto, card);
+  EXPECT_DOUBLE_EQ(all[0].predicted_us, double(all[0].plan.splits > 1 ? 2 : 1) + 15.0);  // 30 MB
+  EXPECT_DOUBLE_EQ(all[1].predicted_us, 100.0);
+  EXPECT_DOUBLE_EQ(floor_us(30e6, card), 15.0);
+  // A card of half the bandwidth, which nobody measured.
+  card.memory_gb_s = 2000;
+  EXPECT_DOUBLE_EQ(floor_us(30e6, card), 30.0);
+  EXPECT_DOUBLE_EQ(predict_us(p, all[0].plan, card), all[0].predicted_us);  // from L2
+  card.l2_bytes = 0;
+  EXPECT_DOUBLE_EQ(predict_us(p, all[0].plan, card), 30.0);  // no sooner than the bytes can come
+  // What the table lacks is known to nobody, and is still computed by somebody.
+  const Problem half{Operation::kSpmm, p.geometry, 1, DType::kFloat16};
+  EXPECT_TRUE(std::isinf(cuda_candidates(half, Regime::kAuto, card)[0].predicted_us));
+  EXPECT_EQ(make_cuda_plan(half, Regime::kAuto, card).kernel, "spmm_rows");
+}
+
+TEST(CostTable, RefusesWhatIsNone) {
+  const std::string good = kTable;
+  const auto with = [&](const std::string& line) { return good + line + "\n"; };
+  for (const std::string& bad : {std::string(), std::string("snack-costs 2\n"), good.substr(0, 60), good.substr(good.find('\n') + 1), with("spmm_rows 4 1 0 1 2"),
+                                 with("spmm_rows 4 1 0 1 2 3 4 5 -6"), with("spmm_rows 3 1 0 1 2 3 4 5 6"), with("spmm_rows 4 0 0 1 2 3 4 5 6"), with("spmm_rows 4 1 2 1 2 3 4 5 6"),
+                                 with("nothing 4 1 0 1 2 3 4 5 6"), with("spmm_rows 4 1 0 1 2 3 4 5 nan"), with("copy_tb_s 0")})
+    EXPECT_THROW(parse_costs(bad), Error) << bad;
+}
+
+TEST(CostTable, OfTheLibraryKnowsEveryStreamKernel) {
+  EXPECT_GT(built_in_costs().copy_tb_s, 0);
+  for (const Operation operation : kOperations)
+    for (const int64_t batch : {1, 2, 3, 5, 8, 16, 64, 256})
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+        for (const auto& [plan, us] : cuda_candidates({operation, make_geometry(4096, 4096, 800000), batch, dtype}, Regime::kAuto, kH200))
+          EXPECT_TRUE(std::isfinite(us)) << plan.kernel << " batch " << batch << " " << name(dtype);
+}
+
+TEST(CostTable, ExplainsForPeople) {
+  const Problem p{Operation::kSpmm, make_geometry(10000, 10000, 5000000), 1, DType::kFloat32};
+  const std::string text = explain(cuda_candidates(p, Regime::kAuto, kH200), kH200);
+  EXPECT_TRUE(text.starts_with("kernel spmm_rows: stream, ")) << text;
+  for (const char* words : {"workspace 0 bytes", "format 30000000 bytes", "predicted ", "floor 7.0 us", "runner-up spmm_stream "}) EXPECT_NE(text.find(words), std::string::npos) << text;
 }
 
 TEST(CudaPlan, SmallMatricesNeedNoSecondLaunch) {

@@ -136,6 +136,7 @@ def test_explain():
     if here().type == "cpu":
         assert not plans and "panel" in layer().explain(3, "panel")["spmm"]
     else:
+        assert "table" in plans.pop("costs") or "measured" in plans
         assert plans == {"rewire": "on the card", "topology rules": "on the CPU, through copies"}
         assert "kernel spmm_" in layer().explain(3)["spmm"] and "coo" in layer().explain(3, "coo")["spmm"]
 

@@ -8,12 +8,16 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace snack {
 
+struct CostTable;  // snack/plan/costs.hpp
+
 /// What a plan needs to know of a card.
 struct CudaCapability {
   int major = 0, minor = 0;      // compute capability
   int multiprocessors = 0;
   int64_t shared_bytes = 0;      // largest shared memory a block may ask for
   int64_t l2_bytes = 0;
+  int64_t memory_gb_s = 0;       // bandwidth of the memory by its data sheet; 0: not known
+  const CostTable* costs = nullptr;  // measured on this card; null: the built-in table, scaled. Lives as long as plans are made
 
   bool operator==(const CudaCapability&) const = default;
 };
@@ -24,6 +28,10 @@ using Stream = CUstream_st*;
 
 /// Devices the driver shows; 0 without a driver or a card. Never throws.
 int device_count();
+
+/// Costs measured on a card with this table's capability, for all devices of that kind. Devices keep their plans, so it must come
+/// before the first call of `capability`; throws Error when it comes later.
+void use_costs(const CostTable& table);
 
 /// Capability of a device, asked once and kept. Throws Error when it does not exist or when this binary has no code for it.
 const CudaCapability& capability(int device);

@@ -43,6 +43,7 @@ struct Geometry {
   int64_t out = 0, in = 0, nnz = 0;
   Packing packing = Packing::kTall;
 
+  constexpr bool operator==(const Geometry&) const = default;
   constexpr int64_t strips() const { return ceil_div(out, tile_rows(packing)); }
   constexpr int64_t panels() const { return ceil_div(in, kTileCols); }
   constexpr int64_t tiles() const { return strips() * panels(); }

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "snack/core/cuda.hpp"
 #include "snack/core/types.hpp"
@@ -22,6 +23,8 @@ struct Problem {
   Geometry geometry;
   int64_t batch = 0;
   DType dtype = DType::kFloat32;
+
+  bool operator==(const Problem&) const = default;
 };
 
 struct Plan {
@@ -53,8 +56,26 @@ struct CpuCapability {
 /// Throws Error when `requested` cannot serve the problem; the text names the reason and the nearest regime that can.
 Plan make_cpu_plan(const Problem& problem, Regime requested, const CpuCapability& capability);
 
-/// The same for a card. Pure: needs no GPU.
-Plan make_cuda_plan(const Problem& problem, Regime requested, const CudaCapability& capability);
+/// The same for a card: of the kernels that can serve, the one that is predicted to be fastest, or the one that is named. Pure:
+/// needs no GPU. Throws Error when the named kernel cannot serve, too.
+Plan make_cuda_plan(const Problem& problem, Regime requested, const CudaCapability& capability, std::string_view kernel = {});
+
+/// A kernel that can serve, its plan, and what is predicted for it (infinite: the cost table knows nothing of it).
+struct Candidate {
+  Plan plan;
+  double predicted_us = 0;
+};
+
+/// All of them, the fastest first; of equals the one that stands first in kCudaKernels.
+std::vector<Candidate> cuda_candidates(const Problem& problem, Regime requested, const CudaCapability& capability);
+
+/// Names of the kernels that compute products on a card.
+inline constexpr std::string_view kCudaKernels[] = {
+    "spmm_rows",    "spmm_batch",   "spmm_stream", "spmm_fixed", "spmm_coo",   "spmm_t_rows",
+    "spmm_t_stream", "spmm_t_fixed", "spmm_t_coo",  "sddmm_chunks", "sddmm_stream", "sddmm_slots"};
+
+/// For people: kernel, plan, predicted time, bytes, floor and runner-up.
+std::string explain(const std::vector<Candidate>& candidates, const CudaCapability& capability);
 
 /// One line: regime, block sizes, workspace, bytes, reason.
 std::string to_string(const Plan& plan);

@@ -42,11 +42,12 @@ class Case:
     cap_gib: float | None = None
     peers: tuple[str, ...] = ()
     energy: tuple[str, ...] = ()
+    kernel: str = ""  # of the suite `tune`: that one instead of the plan's choice
 
     def __str__(self) -> str:
         """What makes two cases the same: all but the peers and the energy. Stands in the record and on the screen."""
         words = [f"{self.routine} {self.shape[0]}x{self.shape[1]}", f"{100 * self.sparsity:g} %", f"batch {self.batch}", self.dtype]
-        words += [self.optimizer] if self.optimizer else []
+        words += [word for word in (self.optimizer, self.kernel) if word]
         words += [word for word in (self.l2, self.mode) if word not in ("warm", "graph")]
         words += [] if self.cap_gib is None else [f"within {self.cap_gib:g} GiB"]
         return ", ".join(words)

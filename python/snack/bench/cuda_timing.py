@@ -174,8 +174,8 @@ class CudaMeter(Meter):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def facts(self) -> dict[str, float]:
-        """Copy bandwidth in TB/s (bytes read and written) and size of the L2 cache in MB."""
+    def facts(self) -> dict[str, object]:
+        """Copy bandwidth in TB/s (bytes read and written), size of the L2 cache in MB, and what plans go by: capability and kernels."""
         source = torch.randn(1 << 28, device=self.device)
         target = torch.empty_like(source)
         # A kernel: a graph's own copy node is slower than what a kernel can reach.
@@ -183,5 +183,7 @@ class CudaMeter(Meter):
         found = self.compare({"copy": copy}, samples=7)["copy"]
         return {
             "copy_tb_s": round(2 * source.nbytes / found["time_us"] / 1e6, 3),
+            "capability": list(torch.ops.snack.cuda_capability(self.device.index)),
+            "kernels": torch.ops.snack.cuda_fingerprint(),
             "l2_mb": round(torch.cuda.get_device_properties(self.device).L2_cache_size / 1e6, 1),
         }

@@ -10,13 +10,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import torch
+
+from .. import _costs, ops
 from ..errors import SnackError
+from ..formats import Pattern
 from ..nn import SparseLinear
 from . import layers
 from .case import PRODUCTS, Case
 from .energy import EnergyMeter
 from .peers import LATE, PEERS, Peer, Problem, Topology, snack
 from .timing import Meter, Player, is_out_of_memory, reason
+from .tune import candidates, random_pattern
 
 EAGER = ("snack", "snack_fused", "dense", "dense_mask")  # whose eager time stands beside the graph's
 COLD_TIMES = 4  # times the L2 cache that the copies of cold weights take together
@@ -35,6 +40,7 @@ class Bench:
         self.meter, self.facts, self.energy = meter, facts or {}, energy
         self.energy_problem = ""
         self._problem: tuple[tuple, Problem] | None = None  # neighbours of a suite share their weights
+        self._tuned: tuple[tuple, Pattern] | None = None
 
     def measure(self, case: Case) -> dict:
         """The record of a case."""
@@ -44,6 +50,8 @@ class Bench:
 
     def _measure(self, case: Case) -> dict:
         try:
+            if case.kernel:
+                return self._kernel(case)
             if case.routine in PRODUCTS:
                 return self._product(case)
             self._problem = None  # its memory is needed now
@@ -76,9 +84,39 @@ class Bench:
             "regime": regime(SparseLinear._from_parts(problem.topology.pattern, problem.values, None), case.routine, case.batch),
             "bytes": problem.values.numel() * (problem.values.element_size() + 2),
         }
+        if "capability" in self.facts:
+            card, values = self.facts["capability"], problem.values
+            best = candidates(case.routine, case.shape, values.numel(), case.batch, values.dtype, card, costs=_costs.text_of(card))[0]
+            record |= {"kernel": best["kernel"], "predicted_us": best["predicted_us"]} if best["predicted_us"] < float("inf") else {}
         if "copy_tb_s" in self.facts:
             record["floor_us"] = round(record["bytes"] / self.facts["copy_tb_s"] / 1e6, 3)
         return record | ({"params": {"copies": copies}} if copies else {}) | self._sides(case, makes)
+
+    def _kernel(self, case: Case) -> dict:
+        """One kernel alone, with what the cost model says it has to do; who cannot serve the case, or lacks memory, has the reason."""
+        side = {"kernel": case.kernel, "peers": {}}
+        try:
+            pattern, operands = self._operands(case)
+            dtype = operands[0].dtype
+            known = candidates(case.routine, pattern.shape, pattern.nnz, case.batch, dtype, self.facts["capability"], case.kernel)[0]
+            side |= {key: value for key, value in known.items() if value != float("inf")}
+            run = partial(getattr(ops, case.routine), pattern, *operands, regime=case.kernel)
+            return side | self.meter.compare({"snack": self.meter.player([run], case.mode)}, samples=5)["snack"]
+        except Exception as error:
+            if not (isinstance(error, SnackError) or is_out_of_memory(error)):
+                raise
+            return side | {"not_run": reason(error)}
+
+    def _operands(self, case: Case) -> tuple[Pattern, tuple[torch.Tensor, ...]]:
+        """A random pattern, which neighbours share, and ones for what is multiplied."""
+        if self._tuned is None or self._tuned[0] != (case.shape, case.sparsity):
+            self._tuned = None  # two at a time need not fit
+            self._tuned = ((case.shape, case.sparsity), random_pattern(case, self.meter.device))
+        pattern = self._tuned[1]
+        dy, x = (torch.ones(case.batch, n, device=self.meter.device, dtype=getattr(torch, case.dtype)) for n in case.shape)
+        if case.routine == "sddmm":
+            return pattern, (dy, x)
+        return pattern, (torch.ones(pattern.nnz, device=x.device, dtype=x.dtype), x if case.routine == "spmm" else dy)
 
     def _problem_of(self, case: Case) -> Problem:
         key = (case.shape, case.sparsity, case.dtype)

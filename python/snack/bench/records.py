@@ -1,7 +1,7 @@
 """Records of measurement: one JSON object a suite, with where the numbers come from (schema 1).
 
 {"schema": 1, "suite": ..., "provenance": {...}, "records": [{"routine", "out", "in", "batch", "sparsity", "nnz", "dtype",
-"regime", "mode", "l2", "time_us", "time_iqr_us", "eager_us", "bytes", "floor_us", "peak_bytes", "rel_error",
+"regime", "kernel", "predicted_us", "mode", "l2", "time_us", "time_iqr_us", "eager_us", "bytes", "floor_us", "peak_bytes", "rel_error",
 "peers": {name: {"time_us", "note"} | {"not_run": why}}}]}
 A quantity that was not measured is absent.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .. import _lib
+from .. import _costs, _lib
 from ..errors import SnackError
 from .hashing import COMPILED, HASHED, source_hash
 
@@ -68,7 +68,8 @@ def _device_facts(device: torch.device | None) -> dict[str, object]:
         return {"device": f"cpu-{_lib.status()['isa']}", "cpu": _cpu_name(), "threads": torch.get_num_threads()}
     index = torch.cuda.current_device() if device.index is None else device.index
     name = torch.cuda.get_device_name(index)
-    return {"device": card_name(name, torch.cuda.device_count()), "card": name, **_nvml(index), "cuda": torch.version.cuda, "cpu": _cpu_name()}
+    return {"device": card_name(name, torch.cuda.device_count()), "card": name, **_nvml(index), "cuda": torch.version.cuda, "cpu": _cpu_name(),
+            "costs": "own" if _costs.is_own() else "built-in"}  # fmt: skip
 
 
 def _commit(root: Path) -> str | None:

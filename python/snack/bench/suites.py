@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from .case import PRODUCTS, Case, cases
+from .tune import tune_cases
 
 _LAYER = ("layer_infer", "layer_step")
 _CAP_GIB = 4.0  # of paper-memory: a small card
@@ -82,6 +83,7 @@ SUITES = {
     "cuda": Suite("cuda", "products, a training step and a topology update on a card", _cuda),
     "paper-kernels": Suite("cuda", "the paper's tables 2, 11 and 12 and figure 2: the products by size and by sparsity", _paper_kernels),
     "paper-layer": Suite("cuda", "the paper's tables 3 and 10 and figures 3, 5-9: one layer, time, memory and energy", _paper_layer),
+    "tune": Suite("cuda", "every kernel alone, over a grid: what the plan's cost table is made of", tune_cases),
     "paper-memory": Suite("cuda", f"the paper's figure 4: memory by input size, freely and within {_CAP_GIB:g} GiB", _paper_memory),
 }
 

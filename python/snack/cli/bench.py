@@ -18,7 +18,8 @@ DEFAULTS = {"routine": "spmm", "shape": "10000x10000", "sparsity": "0.9", "batch
 def add_parser(subparsers) -> None:
     """Registers the command and its options."""
     parser = subparsers.add_parser("bench", help="measure a suite, write JSON and print a table", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("suite", help="cpu, cuda, paper-kernels, paper-layer, paper-memory; or `run`, for a grid of your own")
+    what = "cpu, cuda, paper-kernels, paper-layer, paper-memory; tune, for the cost table of your card; or `run`, for a grid of your own"
+    parser.add_argument("suite", help=what)
     parser.add_argument("--routine", metavar="R,R", help="of spmm, spmm_t, sddmm, layer_infer, layer_step, memory, update")
     parser.add_argument("--shape", metavar="OUTxIN,...", help="shapes of the layer, for example 10000x10000,500x784")
     parser.add_argument("--sparsity", metavar="S,S", help="for example 0.9,0.95")
@@ -41,7 +42,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments) -> int:
-    """Measures what the file lacks, writes after every record, prints. Ctrl-C keeps the records made so far, and so does a failure."""
+    """Measures what the file lacks, writes every few seconds, prints. Ctrl-C keeps the records made so far, and so does a failure."""
     from snack.bench import records
     from snack.bench.results import Results
     from snack.errors import SnackError, require
@@ -80,12 +81,32 @@ def _finish(results, cases, has_energy: bool, path: Path, interrupted: bool) -> 
     from snack.cli.bench_tables import print_tables
 
     asked = {str(case) for case in cases}
-    print_tables([record for name, record in results.records.items() if name in asked])
+    if results.suite != "tune":
+        print_tables([record for name, record in results.records.items() if name in asked])
     remaining = len(results.missing(cases, has_energy))
     if remaining:
         say(f"{remaining} of {len(cases)} records remain; the same command goes on with them")
+    elif results.suite == "tune":
+        _write_costs(results)
     say(f"records: {path}")
     return 130 if interrupted else 0
+
+
+def _write_costs(results) -> None:
+    """The table goes where the library finds it, once the whole grid has been measured."""
+    from snack import _costs
+    from snack.bench import tune
+    from snack.bench.suites import suite_cases
+
+    remaining = len(results.missing(suite_cases("tune", "cuda")))
+    if remaining:
+        say(f"no cost table: {remaining} records of the whole suite are missing")
+        return
+    good, total = tune.held_out(list(results.records.values()))
+    say(f"{good} of {total} times are predicted within 25 % by a fit without their shape and sparsity")
+    path = _costs.path_for(results.provenance["device"])
+    tune.write_table(results.document(), path)
+    say(f"cost table: {path}; it is used from the next start on, and `snack doctor` says so")
 
 
 def _measure(cases, bench, results, path: Path, stop, limit: float | None) -> None:
@@ -94,16 +115,20 @@ def _measure(cases, bench, results, path: Path, stop, limit: float | None) -> No
     status = console.status("measuring") if console else None
     if status:
         status.start()
-    begin = time.monotonic()
+    begin, written = time.monotonic(), 0.0
     try:
         for number, case in enumerate(cases):
-            if stop() or (limit is not None and time.monotonic() - begin >= limit):
+            now = time.monotonic() - begin
+            if stop() or (limit is not None and now >= limit):
                 break
+            if now - written > 2:  # writing a long file takes longer than measuring a kernel
+                write_json(path, results.document())
+                written = now
             if status:
                 status.update(f"{number + 1} of {len(cases)}: {case}")
             results.add(bench.measure(case))
-            write_json(path, results.document())
     finally:
+        write_json(path, results.document())
         if status:
             status.stop()
     if bench.energy_problem:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .. import _lib, ops
+from .. import _costs, _lib, ops
 from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
 from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
@@ -220,14 +220,17 @@ class SparseLinear(nn.Module):
     def explain(self, batch: int, regime: str = "auto") -> dict[str, str]:
         """How spmm, spmm_t and sddmm would be computed for `batch` rows on the layer's device, and why: {operation: plan}.
 
-        On a card there are two more lines, "rewire" and "topology rules": where edits and their choices are made.
+        On a card a plan names the kernel and says what it is predicted to take, the bytes of the format, how long the card needs to copy
+        them (floor), and the second fastest kernel; three more lines say where the predictions come from ("costs") and where edits
+        and their choices are made ("rewire", "topology rules").
         """
         problem = (self.out_features, self.in_features, self.nnz, batch, self.values.dtype, regime_code(regime, self.values))
         if not self.values.is_cuda:
             return {name: call(torch.ops.snack.explain, code, *problem) for code, name in enumerate(_PRODUCTS)}
         card = call(torch.ops.snack.cuda_capability, self.values.device.index)
-        plans = {name: call(torch.ops.snack.explain_cuda, code, *problem, *card) for code, name in enumerate(_PRODUCTS)}
-        return plans | {"rewire": "on the card", "topology rules": "on the CPU, through copies"}
+        costs = _costs.text_of(card)
+        plans = {name: call(torch.ops.snack.explain_cuda, code, *problem, *card, costs) for code, name in enumerate(_PRODUCTS)}
+        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the CPU, through copies"}
 
     @torch.no_grad()
     def rewire(

@@ -22,15 +22,22 @@ from ..formats.pattern import call
 from . import _eager
 
 REGIMES = {"auto": 0, "coo": 1, "stream": 2, "tensor": 3, "panel": 4}
+# Of cards, in the order of kCudaKernels (include/snack/plan/plan.hpp): any of them can be forced in place of a regime.
+KERNELS = (
+    "spmm_rows", "spmm_batch", "spmm_stream", "spmm_fixed", "spmm_coo", "spmm_t_rows", "spmm_t_stream", "spmm_t_fixed", "spmm_t_coo",
+    "sddmm_chunks", "sddmm_stream", "sddmm_slots",
+)  # fmt: skip
+_FIRST_KERNEL = 16  # kFirstKernel in torch/compat.hpp
 
 
 def regime_code(regime: str, m: object = None) -> int:
-    """The number an operator takes for a regime's name. `m`: an operand; atomics on a card may be forbidden there."""
-    try:
-        code = REGIMES[regime]
-    except (KeyError, TypeError):
-        raise SnackError(f"regime {regime!r} is unknown; choose one of {', '.join(REGIMES)}.") from None
-    if regime == "coo" and isinstance(m, Tensor) and m.is_cuda and torch.are_deterministic_algorithms_enabled():
+    """The number an operator takes for a regime's or a kernel's name. `m`: an operand; atomics on a card may be forbidden there."""
+    code = REGIMES.get(regime) if isinstance(regime, str) else None
+    if code is None:
+        require(regime in KERNELS, f"regime {regime!r} is unknown; choose one of {', '.join(REGIMES)}, or on a card a kernel by its name.")
+        require(not isinstance(m, Tensor) or m.is_cuda, f"regime {regime!r} is a kernel of cards; move the tensors to one, or use 'auto'.")
+        code = _FIRST_KERNEL + KERNELS.index(regime)
+    if regime in ("coo", "spmm_coo", "spmm_t_coo") and isinstance(m, Tensor) and m.is_cuda and torch.are_deterministic_algorithms_enabled():
         text = (
             "regime 'coo' adds with atomics in any order, and torch.use_deterministic_algorithms(True) forbids that; "
             "use 'auto' or 'stream', which repeat bit for bit."
@@ -87,7 +94,7 @@ def spmm(pattern: Pattern, values: Tensor, x: Tensor, bias: Tensor | None = None
         values: (nnz,). x: (..., in). bias: (out,) or None.
         regime: "auto", or force "stream" (every connection read once a batch block), on the CPU "panel" (bounded panels of W
             decoded and multiplied by the vendor's dense product), on a card "coo" (a thread for every connection and sample,
-            with atomics: the baseline; not deterministic).
+            with atomics: the baseline; not deterministic) or a kernel by its name (`SparseLinear.explain` has the names).
 
     Returns: (..., out).
     Raises: SnackError on shapes, dtypes or devices that do not fit, or a regime the device does not have.

@@ -137,7 +137,7 @@ void spmm(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
                             static_cast<T*>(args.y), g.out, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
     else if (plan.kernel == "spmm_batch") batch<T>(args, plan, resources);
-    else if (plan.rows > 0) {
+    else if (plan.kernel == "spmm_rows") {
       if (plan.batch_block == 1) rows<T, 1>(args, plan, resources);
       else if (plan.batch_block == 2) rows<T, 2>(args, plan, resources);
       else if (plan.batch_block == 4) rows<T, 4>(args, plan, resources);

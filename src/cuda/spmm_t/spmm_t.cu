@@ -94,7 +94,7 @@ void spmm_t(const SpmmTArgs& args, const Plan& plan, const Resources& resources)
       coo_product<T, true>("spmm_t", args.pattern, static_cast<const T*>(args.values), args.dy, static_cast<const T*>(nullptr),
                            static_cast<T*>(args.dx), g.in, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
-    else if (plan.rows > 0) plan.batch_block == 1   ? rows<T, 1>(args, plan, resources)
+    else if (plan.kernel == "spmm_t_rows") plan.batch_block == 1   ? rows<T, 1>(args, plan, resources)
                             : plan.batch_block == 2 ? rows<T, 2>(args, plan, resources)
                                                     : rows<T, 4>(args, plan, resources);
     else plan.batch_block == 1 ? stream<T, 1>(args, plan, resources) : stream<T, 4>(args, plan, resources);
