@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(snack, m) {
   // -> index, tile_ptr, slot of every listed connection.
   m.def("pack(Tensor rows, Tensor cols, int out_features, int in_features, bool sum_duplicates=False) -> (Tensor, Tensor, Tensor)");
   m.def("unpack(Tensor index, Tensor tile_ptr, int out_features, int in_features) -> (Tensor, Tensor)");
-  // Shape of the packed arrays: index entries are int16 (narrow) or int32; -> (is narrow, tiles).
+  // Shape of the packed arrays: index entries are int16 (narrow) or int32; -> (is narrow, int64 words of tile_ptr).
   m.def("geometry(int out_features, int in_features, int nnz) -> (bool, int)");
   m.def("explain(int operation, int out_features, int in_features, int nnz, int batch, ScalarType dtype, int regime) -> str");
   // The plan of a card with this capability (as `cuda_capability` of the CUDA library gives it); needs neither card nor library.
