@@ -54,7 +54,7 @@ struct Columns {
     const T* from = x.data + b0 * x.row_stride + first * x.col_stride;
     constexpr int kAtOnce = 16 / sizeof(T), kAWord = 4 / sizeof(T);
     int done = 0;  // columns that are loaded as words
-    if (W == 1 && x.col_stride == 1 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    if (W == 1 && present > 0 && x.col_stride == 1 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
       done = count / kAtOnce * kAtOnce;
       for (int i = threadIdx.x * kAtOnce; i < done; i += blockDim.x * kAtOnce)
         __pipeline_memcpy_async(reinterpret_cast<T*>(to) + i, from + i, 16);

@@ -11,7 +11,7 @@ from .. import _costs, _lib, ops
 from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
 from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
-from ..ops.products import linear, regime_code
+from ..ops.products import KERNELS, REGIMES, linear, regime_code
 from . import state
 from .select import choose, draw_seed
 from .slot_map import SlotMap
@@ -220,16 +220,22 @@ class SparseLinear(nn.Module):
     def explain(self, batch: int, regime: str = "auto") -> dict[str, str]:
         """How spmm, spmm_t and sddmm would be computed for `batch` rows on the layer's device, and why: {operation: plan}.
 
-        On a card a plan names the kernel and says what it is predicted to take, the bytes of the format, how long the card needs to copy
-        them (floor), and the second fastest kernel; three more lines say where the predictions come from ("costs") and where edits
-        and their choices are made ("rewire", "topology rules").
+        `regime` may be a kernel's name: of the other operations, the plan is then that of 'auto'. On a card a plan names the kernel and
+        says what it is predicted to take, the bytes of the format, how long the card needs to copy them (floor), and the second fastest
+        kernel; three more lines say where the predictions come from ("costs") and where edits and their choices are made ("rewire",
+        "topology rules").
         """
-        problem = (self.out_features, self.in_features, self.nnz, batch, self.values.dtype, regime_code(regime, self.values))
+        chosen = regime_code(regime, self.values)
+
+        def problem(name):
+            of_another = regime in KERNELS and regime.rsplit("_", 1)[0] != name
+            return (self.out_features, self.in_features, self.nnz, batch, self.values.dtype, REGIMES["auto"] if of_another else chosen)
+
         if not self.values.is_cuda:
-            return {name: call(torch.ops.snack.explain, code, *problem) for code, name in enumerate(_PRODUCTS)}
+            return {name: call(torch.ops.snack.explain, code, *problem(name)) for code, name in enumerate(_PRODUCTS)}
         card = call(torch.ops.snack.cuda_capability, self.values.device.index)
         costs = _costs.text_of(card)
-        plans = {name: call(torch.ops.snack.explain_cuda, code, *problem, *card, costs) for code, name in enumerate(_PRODUCTS)}
+        plans = {name: call(torch.ops.snack.explain_cuda, code, *problem(name), *card, costs) for code, name in enumerate(_PRODUCTS)}
         return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the CPU, through copies"}
 
     @torch.no_grad()
