@@ -13,10 +13,12 @@ import torch
 
 import snack
 from snack import ops
+from snack.bench import tune
+from snack.bench.case import PRODUCTS
 
 # Narrow (2-byte words), tall (4-byte words), and shapes that end in the middle of every tile and vector.
 SHAPES = [((130, 2100), 9001), ((3001, 4003), 301), ((65, 33), 700), ((1, 5000), 257), ((70, 1), 70)]
-BATCHES = (1, 3, 9)
+BATCHES = (1, 3, 9, 37)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -29,7 +31,7 @@ def differs(ours: torch.Tensor, cpu: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def products(device: torch.device) -> Iterator[tuple[str, bool]]:
-    """(name, is wrong) of spmm, spmm_t and sddmm over shapes, dtypes, batches and regimes."""
+    """(name, is wrong) of spmm, spmm_t and sddmm over shapes, dtypes, batches and every kernel that can serve."""
     generator = torch.Generator().manual_seed(5)
     for (out, in_), nnz in SHAPES:
         pattern = snack.Pattern.random((out, in_), min(nnz, out * in_), 7)
@@ -41,12 +43,14 @@ def products(device: torch.device) -> Iterator[tuple[str, bool]]:
                 v, b, cx, cdy = (t.to(device) for t in (values, bias, x, dy))
                 strided = torch.stack([x, x], 2).to(device)[:, :, 0]  # every other element
                 truth = [ops.spmm(pattern, values, x, bias), ops.spmm_t(pattern, values, dy), ops.sddmm(pattern, dy, x)]
-                for regime in ("auto", "coo"):
-                    found = [
-                        ops.spmm(on_card, v, strided if batch == 3 else cx, b, regime), ops.spmm_t(on_card, v, cdy, regime),
-                        ops.sddmm(on_card, cdy, cx, regime),
-                    ]
-                    for name, ours, cpu in zip(("spmm", "spmm_t", "sddmm"), found, truth):
+                card = torch.ops.snack.cuda_capability(device.index or 0)
+                for name, cpu in zip(PRODUCTS, truth, strict=True):
+                    able = [found["kernel"] for found in tune.candidates(name, (out, in_), pattern.nnz, batch, dtype, card)]
+                    for regime in (*able, "coo"):
+                        if name == "spmm":
+                            ours = ops.spmm(on_card, v, strided if batch == 3 else cx, b, regime)
+                        else:
+                            ours = ops.spmm_t(on_card, v, cdy, regime) if name == "spmm_t" else ops.sddmm(on_card, cdy, cx, regime)
                         yield f"{name} {out}x{in_} {dtype} batch {batch} {regime}", differs(ours, cpu, dtype)
 
 

@@ -4,22 +4,10 @@
 
 #include <cuda_pipeline.h>
 
-#include "element.cuh"
+#include "lines.cuh"
 #include "plan/cuda_layout.hpp"
 
 namespace snack::cuda {
-
-/// Two 16-bit elements of one word as floats.
-template <class T>
-__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
-  low = to_float(from_bits<T>(pair & 0xffffu));
-  high = to_float(from_bits<T>(pair >> 16));
-}
-template <>
-__device__ __forceinline__ void unpack_pair<__nv_bfloat16>(uint32_t pair, float& low, float& high) {
-  low = __uint_as_float(pair << 16);
-  high = __uint_as_float(pair & 0xffff0000u);
-}
 
 template <class T, int W>
 struct Columns {
@@ -42,7 +30,10 @@ struct Columns {
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         if constexpr (sizeof(T) == 4) x[i] = __uint_as_float(word[i]);
-        else unpack_pair<T>(word[i], x[2 * i], x[2 * i + 1]);
+        else {
+          const float2 two = unpack_pair<T>(word[i]);
+          x[2 * i] = two.x, x[2 * i + 1] = two.y;
+        }
       }
     }
   }

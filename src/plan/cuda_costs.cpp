@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -33,6 +34,13 @@ struct Work {
   double staged = 0, slots = 0, segments = 0, moved = 0;
 };
 
+// Steps of `width` slots that a segment takes in the mean, where slots lie at random: sum over i of P(it has more than i * width).
+double steps(double mean, double width) {
+  double sum = 0;
+  for (double more = 0; more < mean + 8 * std::sqrt(mean) + 1; more += width) sum += 0.5 * std::erfc((more + 0.5 - mean) / std::sqrt(2 * mean + 1e-9));
+  return sum;
+}
+
 Work work_of(const Problem& p, const Plan& plan) {
   const Geometry& g = p.geometry;
   const int64_t batch = std::max<int64_t>(1, p.batch), bytes = size_of(p.dtype), panels = std::max<int64_t>(1, g.panels());
@@ -53,7 +61,7 @@ Work work_of(const Problem& p, const Plan& plan) {
     share(ceil_div(g.out, plan.rows), widths);
     w.launches = 2 * chunks;
     w.staged = plan.windows > 0 ? double(panels * panel_bytes(width * bytes)) : 0;
-    w.segments = double(plan.rows * panels);
+    w.segments = (nnz / double(std::max<int64_t>(1, g.out)) + 16.0 * double(panels)) / (plan.groups * plan.parts);  // steps that a team makes after each other
     w.moved += 2.0 * double(g.in * batch * bytes);
   } else if (plan.kernel == "spmm_stream") {
     share(ceil_div(strips, plan.strips) * plan.splits, widths);
@@ -62,7 +70,17 @@ Work work_of(const Problem& p, const Plan& plan) {
   } else if (plan.kernel == "spmm_t_rows") {
     share(panels * plan.splits, widths);
     w.staged = 4 * (warps * window + double(plan.rows * width));
-    w.segments = double(plan.rows * (g.nnz / std::max<int64_t>(1, g.segments()) / plan.lanes + 1));  // steps
+    w.segments = double(plan.rows) * steps(nnz / double(std::max<int64_t>(1, g.segments())), plan.lanes);
+  } else if (plan.kernel == "spmm_t_batch") {
+    share(panels * plan.splits, widths);
+    w.staged = double(ceil_div(g.out, plan.splits) * width * bytes);
+    w.segments = double(ceil_div(strips, plan.splits * plan.strips) * kPanelCols);  // columns
+  } else if (plan.kernel == "sddmm_batch") {
+    share(panels * plan.splits, 1);
+    w.launches = 1, w.moved = 0, w.passes = widths;
+    w.slots *= double(widths);
+    const double turns = widths == 1 ? 1 : std::ceil(w.slots / double(widths * plan.slots));
+    w.staged = double(bytes * width * widths) * (turns * kPanelCols + double(ceil_div(g.out, plan.splits)));
   } else if (plan.kernel == "spmm_t_stream") {
     share(panels * plan.splits, widths);
     w.staged = 4 * (warps * window + double(plan.strips * kStripRows * width));

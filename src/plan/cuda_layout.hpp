@@ -10,6 +10,7 @@ namespace snack::cuda {
 
 inline constexpr int kStripRows = 64;         // rows of a narrow tile
 inline constexpr int kPanelCols = 1024;       // columns of a tile
+inline constexpr int64_t kLeastShared = 99 << 10;     // of a block: every card of compute capability 8.0 and later has it
 inline constexpr int64_t kWorkspaceBytes = 32 << 20;  // partial sums are kept below this where a smaller batch chunk allows it
 inline constexpr int kMaxStrips = 8;          // spmm, sddmm: strips a block may take at a time
 inline constexpr int kStagedStrips = 16;      // spmm_t: strips whose dy lies in shared memory at a time
@@ -40,7 +41,8 @@ inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared me
 constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
 
 // spmm_batch
-constexpr int batch_threads(bool is_staged) { return is_staged ? 640 : 768; }  // the most a block may have
+inline constexpr int kBatchThreads = 640;      // the most a block may have
+inline constexpr int kBatchStep = 16;         // slots that a team reads at once
 inline constexpr int kBatchGroups = 4;        // the most that share the panels of the same rows
 inline constexpr int kPanelTiles = 16;        // blocks that transpose a panel of x
 /// Bytes of a panel of transposed x: a line a column, and the zero line.
@@ -48,6 +50,25 @@ constexpr int64_t panel_bytes(int64_t line_bytes) { return (kPanelCols + 1) * li
 /// Shared memory: windows of x; at the end sums of the rows, of the warps' parts of a long row, and which rows are long.
 constexpr int64_t batch_shared(int64_t line_bytes, int64_t columns, int64_t teams, int64_t threads, int64_t windows) {
   return std::max(windows * panel_bytes(line_bytes), 4 * columns * (teams + 1 + threads / 32) + 4 * teams);
+}
+
+// spmm_t_batch
+inline constexpr int kBatchStrips = 8;        // the most whose slots are sorted at a time
+inline constexpr int64_t kFewestSlots = 4096; // of a panel, for a block: more blocks cost more in partial sums
+constexpr int batch_t_threads(int64_t columns) { return int(16 * columns); }  // 64 sums a thread
+constexpr int batch_t_resident(int64_t columns) { return columns > 16 ? 1 : 2; }  // blocks that registers must leave room for
+/// Shared memory: lines, masks, counts and sorted slots, with one more for every column and two at the end; then a quarter of the sums.
+constexpr int64_t batch_t_shared(int64_t columns, int64_t element_bytes, int64_t strips, int64_t slots) {
+  const int64_t lines = (strips * kStripRows + 1) * columns * element_bytes, tables = (strips * (8 + 2) + 4) * kPanelCols;
+  return std::max(lines + tables + (slots + kPanelCols + 2) * (element_bytes == 4 ? 8 : 4), columns * (kPanelCols / 4 + 1) * 4);
+}
+
+// sddmm_batch
+inline constexpr int kSddmmBatchThreads = 512;
+inline constexpr int kSddmmBatchStrips = 4;   // whose dy lies in shared memory at a time
+/// Shared memory: the window of x, rows of dy as floats, and sums.
+constexpr int64_t sddmm_batch_shared(int64_t columns, int64_t element_bytes, int64_t sums) {
+  return columns * (kPanelCols * element_bytes + kSddmmBatchStrips * kStripRows * 4) + 4 * sums;
 }
 
 // sddmm_chunks

@@ -101,7 +101,7 @@ bool has_batch_rows(const Geometry& g) { return g.has_row_starts() && g.panels()
 
 // Lines of 128 bytes, or less where the batch is narrow. A block has as many rows as make whole turns of one block a
 // multiprocessor, if the panels of x are read from shared memory or all fits into one turn; else blocks are small, and several share
-// a multiprocessor. Where threads are left, groups share the panels.
+// a multiprocessor. Where threads are left, groups share the panels, and parts the slots.
 void plan_spmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   const int64_t bytes = size_of(p.dtype), column = panel_bytes(bytes) * g.panels(), narrowest = bytes == 4 ? 4 : 2;
@@ -119,8 +119,8 @@ void plan_spmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = chunks * plan.batch_block * column;
 
   int64_t turns = 1;
-  const auto rows = [&](int lanes, bool is_staged) {
-    const int64_t most = batch_threads(is_staged) / lanes, unit = 32 / lanes;
+  const auto rows = [&](int lanes) {
+    const int64_t most = kBatchThreads / lanes, unit = 32 / lanes;
     turns = ceil_div(chunks * ceil_div(g.out, most), card.multiprocessors);
     return ceil_div(ceil_div(g.out, std::max<int64_t>(1, turns * card.multiprocessors / chunks)), unit) * unit;
   };
@@ -129,17 +129,19 @@ void plan_spmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
   };
   bool is_staged = plan.lanes == 2;
   // Two vectors a lane, where a block reads every line of a panel's window about four times.
-  if (plan.lanes == 8 && p.batch > plan.batch_block && fits(1) && rows(4, true) * (g.nnz / g.segments()) >= 4 * kPanelCols)
+  if (plan.lanes == 8 && p.batch > plan.batch_block && fits(1) && rows(4) * (g.nnz / g.segments()) >= 4 * kPanelCols)
     is_staged = true, plan.lanes = 4;
-  plan.rows = rows(plan.lanes, is_staged);
+  plan.rows = rows(plan.lanes);
   if (!is_staged && turns > 1) plan.rows = kThreads / plan.lanes;
-  const int64_t room = turns > 1 ? 1 : batch_threads(is_staged) / (plan.rows * plan.lanes);
-  plan.groups = int(std::clamp<int64_t>(room, 1, std::min<int64_t>(g.panels(), kBatchGroups)));
+  const int64_t room = turns > 1 ? 1 : kBatchThreads / (plan.rows * plan.lanes);
+  const bool is_list = plan.lanes == 8;  // of the slots in up to 16 panels
+  plan.groups = int(std::clamp<int64_t>(room, 1, std::min<int64_t>(is_list ? ceil_div(g.panels(), 16) : g.panels(), kBatchGroups)));
   while (is_staged && plan.groups > 1 && !fits(plan.groups)) --plan.groups;
   const int64_t panels = ceil_div(g.panels(), plan.groups);
   plan.groups = int(ceil_div(g.panels(), panels));
   if (is_staged) plan.windows = panels > 1 && fits(2 * plan.groups) ? 2 : 1;
-  plan.threads = int(plan.rows) * plan.lanes * plan.groups;
+  while (2 * plan.parts * plan.groups <= room && 2 * kBatchStep * plan.parts * plan.groups <= g.nnz / g.out) plan.parts *= 2;
+  plan.threads = int(plan.rows) * plan.lanes * plan.groups * plan.parts;
 }
 
 void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
@@ -180,6 +182,54 @@ void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) 
   plan.reason = "a warp a row, column sums of its own";
 }
 
+// Lines of 32 columns, or 16. A block takes so many strips at a time as shared memory holds with some slots more than they have in
+// the mean; blocks have equal shares of a panel's slots.
+void plan_spmm_t_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
+  const Geometry& g = p.geometry;
+  const int64_t bytes = size_of(p.dtype);
+  plan.kernel = "spmm_t_batch";
+  plan.reason = "slots are sorted by column in shared memory, every column is one team's";
+  plan.batch_block = p.batch > 16 ? 32 : 16;
+  const auto fitting = [&](int64_t strips) {  // slots
+    const int64_t room = card.shared_bytes / batch_t_resident(plan.batch_block) - 2048;  // 2 KiB: what is static, and the system's
+    return (room - batch_t_shared(plan.batch_block, bytes, strips, 0)) / (bytes == 4 ? 8 : 4);
+  };
+  if (fitting(1) < 2 * kPanelCols) plan.batch_block = 16;
+  plan.threads = batch_t_threads(plan.batch_block);
+  plan.lanes = int(plan.batch_block * bytes / 16);
+  const int64_t chunks = ceil_div(std::max<int64_t>(1, p.batch), plan.batch_block), places = int64_t{card.multiprocessors} * batch_t_resident(plan.batch_block);
+  const int64_t blocks = std::max<int64_t>(1, g.panels()) * chunks, most = std::max<int64_t>(1, g.nnz / (std::max<int64_t>(1, g.panels()) * kFewestSlots));
+  plan.splits = std::clamp<int64_t>(places / blocks, 1, most);
+  const auto busy = [&](int64_t splits) { return double(blocks * splits) / double(ceil_div(blocks * splits, places) * places) - 0.03 * double(splits); };
+  if (plan.splits == 1)  // more blocks than places, or nearly: so many that they end together
+    for (int64_t splits = 2; splits <= std::min<int64_t>(4, most); ++splits)
+      if (busy(splits) > busy(plan.splits)) plan.splits = splits;
+  const int64_t mean = ceil_div(g.nnz, std::max<int64_t>(1, g.panels() * g.strips()));
+  plan.strips = std::clamp<int64_t>(ceil_div(g.strips(), plan.splits), 1, kBatchStrips);
+  while (plan.strips > 1 && fitting(plan.strips) < plan.strips * (mean + mean / 16 + 64)) --plan.strips;
+  plan.slots = std::min<int64_t>(fitting(plan.strips), 65535 - kPanelCols);  // places in 16 bits
+  const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;
+  plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, g.panels() * plan.splits);
+  plan.workspace_bytes = column * plan.batch_chunk;
+}
+
+// Lines of 32 columns, or 16; one block a multiprocessor, with equal shares of the slots.
+void plan_sddmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
+  const Geometry& g = p.geometry;
+  const int64_t bytes = size_of(p.dtype);
+  plan.kernel = "sddmm_batch";
+  plan.reason = "lanes hold vectors of the batch, equal shares of the slots";
+  plan.threads = kSddmmBatchThreads;
+  plan.batch_block = p.batch > 16 ? 32 : 16;
+  const auto fitting = [&] { return (card.shared_bytes - 2048 - sddmm_batch_shared(plan.batch_block, bytes, 0)) / 4; };
+  if (fitting() < kPanelCols) plan.batch_block = 16;
+  plan.slots = p.batch <= plan.batch_block ? 0 : fitting();
+  plan.lanes = int(plan.batch_block * bytes / 16);
+  plan.batch_chunk = p.batch;
+  const int64_t panels = std::max<int64_t>(1, g.panels());
+  plan.splits = std::clamp<int64_t>(card.multiprocessors / panels, 1, std::max<int64_t>(1, g.nnz / (panels * kSddmmBatchThreads)));
+}
+
 // One pass over the pattern: more batch columns than a window holds are read from L2, which costs less than staging them again.
 void plan_sddmm(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
@@ -202,7 +252,7 @@ void plan_sddmm_chunks(const Problem& p, const CudaCapability& card, Plan& plan)
   plan.reason = "eight slots a thread at a time, equal shares of the slots";
 }
 
-// Tall patterns, sddmm of many columns and the coo baseline: one thread a slot (and sample).
+// Tall patterns and the coo baseline: one thread a slot (and sample).
 void plan_slots(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.threads = kThreads;
@@ -236,7 +286,8 @@ bool is_tall(const Problem& p) { return !is_narrow(p); }
 bool always(const Problem&) { return true; }
 bool has_rows(const Problem& p) { return p.geometry.has_row_starts() && p.geometry.nnz <= kMaxRowsSlots; }
 bool has_segments(const Problem& p) { return p.geometry.has_row_starts(); }
-bool has_batch(const Problem& p) { return has_batch_rows(p.geometry) && p.batch > 4; }  // lines of 16 columns and more
+bool has_batch(const Problem& p) { return has_rows(p) && has_batch_rows(p.geometry) && p.batch > 4; }  // lines of 16 columns and more
+bool has_lines(const Problem& p) { return is_narrow(p) && p.batch > 4; }
 bool has_window(const Problem& p) { return is_narrow(p) && p.batch <= kWidestWindow; }
 bool has_chunks(const Problem& p) { return has_rows(p) && p.batch <= (p.dtype == DType::kFloat32 ? 4 : 8); }
 
@@ -255,12 +306,14 @@ constexpr Maker kMakers[] = {
     {"spmm_fixed", Operation::kSpmm, Regime::kStream, is_tall, plan_slots},
     {"spmm_coo", Operation::kSpmm, Regime::kCoo, always, plan_slots},
     {"spmm_t_rows", Operation::kSpmmT, Regime::kStream, has_segments, plan_spmm_t_rows},
+    {"spmm_t_batch", Operation::kSpmmT, Regime::kStream, has_lines, plan_spmm_t_batch},
     {"spmm_t_stream", Operation::kSpmmT, Regime::kStream, is_narrow, plan_spmm_t},
     {"spmm_t_fixed", Operation::kSpmmT, Regime::kStream, is_tall, plan_slots},
     {"spmm_t_coo", Operation::kSpmmT, Regime::kCoo, always, plan_slots},
     {"sddmm_chunks", Operation::kSddmm, Regime::kStream, has_chunks, plan_sddmm_chunks},
+    {"sddmm_batch", Operation::kSddmm, Regime::kStream, has_lines, plan_sddmm_batch},
     {"sddmm_stream", Operation::kSddmm, Regime::kStream, has_window, plan_sddmm},
-    {"sddmm_slots", Operation::kSddmm, Regime::kStream, always, plan_slots},
+    {"sddmm_slots", Operation::kSddmm, Regime::kStream, is_tall, plan_slots},
     {"sddmm_slots", Operation::kSddmm, Regime::kCoo, always, plan_slots},
 };
 
@@ -271,7 +324,7 @@ void check(const Problem& p, Regime requested, const CudaCapability& card) {
   SNACK_CHECK(p.dtype != DType::kFloat64, name(p.operation), ": float64 has no CUDA kernel; use float32, float16 or bfloat16, or the CPU.");
   SNACK_CHECK(p.batch >= 0 && double(p.batch) * double(std::max<int64_t>(1, std::max(g.in, g.out))) < 0x1p58, name(p.operation),
               ": batch ", p.batch, " is negative or too large for features of ", std::max(g.in, g.out), "; split it.");
-  SNACK_CHECK(card.multiprocessors > 0 && card.shared_bytes >= 48 * 1024, name(p.operation),
+  SNACK_CHECK(card.multiprocessors > 0 && card.shared_bytes >= kLeastShared, name(p.operation),
               ": the capability names no card; ask snack::cuda::capability(device).");
 }
 

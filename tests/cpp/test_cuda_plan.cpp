@@ -61,7 +61,7 @@ TEST(CudaPlan, SharedMemoryServesTheBatchKernelWhereLinesAreReadOften) {
 
 // What spmm_batch takes for granted, on cards of every kind.
 TEST(CudaPlan, BatchPlansAreSound) {
-  const CudaCapability cards[] = {kH200, kSmall, {8, 0, 108, 166912, 40 << 20}, {12, 0, 170, 101376, 96 << 20}, {8, 0, 1, 49152, 1 << 20}};
+  const CudaCapability cards[] = {kH200, kSmall, {8, 0, 108, 166912, 40 << 20}, {12, 0, 170, 101376, 96 << 20}, {8, 6, 1, 101376, 1 << 20}};
   std::mt19937_64 rng(11);
   const auto up_to = [&](double most) { return int64_t(std::exp(std::uniform_real_distribution(0.0, std::log(most))(rng))); };
   int found = 0, staged = 0;
@@ -83,9 +83,10 @@ TEST(CudaPlan, BatchPlansAreSound) {
     ASSERT_TRUE(is_known) << p.lanes << " lanes, " << p.windows << " windows";
     ASSERT_EQ(p.batch_block * bytes, p.lanes * 16 * (p.windows > 0 && p.lanes == 4 ? 2 : 1));
     ASSERT_EQ(p.rows * p.lanes % 32, 0);
-    ASSERT_EQ(p.rows * p.lanes * p.groups, p.threads);
+    ASSERT_EQ(p.rows * p.lanes * p.groups * p.parts, p.threads);
+    ASSERT_EQ(p.parts & (p.parts - 1), 0);
     ASSERT_GE(p.threads, 32);
-    ASSERT_LE(p.threads, cuda::batch_threads(p.windows > 0));
+    ASSERT_LE(p.threads, cuda::kBatchThreads);
     ASSERT_LE(p.groups, std::min<int64_t>(panels, cuda::kBatchGroups));
     ASSERT_LE(p.windows, 2);
     ASSERT_LE(cuda::batch_shared(p.batch_block * bytes, p.batch_block, p.rows, p.threads, p.groups * p.windows) + 1024, card.shared_bytes);
@@ -126,6 +127,8 @@ int64_t shared_bytes(const Problem& p, const Plan& plan) {
   if (plan.kernel == "spmm_stream") return cuda::spmm_shared(plan.strips, width, plan.threads);
   if (plan.kernel == "spmm_t_rows") return cuda::rows_t_shared(width, plan.threads) + 4 * (cuda::kStagedRows + 1);
   if (plan.kernel == "spmm_t_stream") return cuda::spmm_t_shared(width, plan.threads);
+  if (plan.kernel == "spmm_t_batch") return cuda::batch_t_shared(width, bytes, plan.strips, plan.slots) + 1024;
+  if (plan.kernel == "sddmm_batch") return cuda::sddmm_batch_shared(width, bytes, plan.slots) + 256;
   if (plan.kernel == "sddmm_chunks") return cuda::chunks_shared(bytes, int(width));
   if (plan.kernel == "sddmm_stream") return cuda::sddmm_shared(plan.strips, width);
   return 0;
@@ -148,6 +151,12 @@ TEST(CudaPlan, EveryCandidateFitsEveryCard) {
         ASSERT_EQ(plan.threads % 32, 0);
         ASSERT_LE(shared_bytes(p, plan) + 256, card.shared_bytes);
         ASSERT_GE(plan.batch_chunk, std::min<int64_t>(p.batch, 1));
+        if (plan.kernel == "spmm_t_batch") {
+          ASSERT_TRUE(plan.strips >= 1 && plan.strips <= cuda::kBatchStrips) << plan.strips;
+          ASSERT_TRUE(plan.slots >= cuda::kPanelCols && plan.slots + cuda::kPanelCols <= 65535) << plan.slots;
+          ASSERT_EQ(plan.threads, cuda::batch_t_threads(plan.batch_block));
+        }
+        if (plan.kernel == "sddmm_batch") { ASSERT_TRUE(plan.slots >= cuda::kPanelCols || p.batch <= plan.batch_block) << plan.slots; }
         ASSERT_GE(us, 0);
         const int64_t features = plan.kernel == "spmm_batch" ? p.geometry.in + cuda::kPanelCols : std::max(p.geometry.in, p.geometry.out);
         ASSERT_LE(plan.workspace_bytes, std::max<int64_t>(cuda::kWorkspaceBytes + 1024, (plan.splits * 4 + 32) * features * plan.batch_block + 1024));
@@ -196,7 +205,8 @@ TEST(CudaPlan, FollowsTheKnownWinners) {
   EXPECT_EQ(kernel(Operation::kSpmm, 5000000, 64), "spmm_batch");
   EXPECT_EQ(kernel(Operation::kSpmmT, 5000000, 1), "spmm_t_rows");
   EXPECT_EQ(kernel(Operation::kSddmm, 5000000, 1), "sddmm_chunks");
-  EXPECT_EQ(kernel(Operation::kSddmm, 5000000, 64), "sddmm_slots");
+  EXPECT_EQ(kernel(Operation::kSpmmT, 5000000, 64), "spmm_t_batch");
+  EXPECT_EQ(kernel(Operation::kSddmm, 5000000, 64), "sddmm_batch");
   EXPECT_EQ(plan(Operation::kSpmm, 10000, 10000, 100000, 64).kernel, "spmm_stream");  // no row starts
 }
 

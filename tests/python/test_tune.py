@@ -240,7 +240,7 @@ def test_kernels_have_the_same_numbers_everywhere():
     for name in KERNELS:
         operation = PRODUCTS.index(name.rsplit("_", 1)[0])
         nnz = 50_000 if name.endswith("_fixed") else 5_000_000
-        problem = (operation, 10_000, 10_000, nnz, 8 if name == "spmm_batch" else 1, torch.float32, regime_code(name), *H200)
+        problem = (operation, 10_000, 10_000, nnz, 8 if name.endswith("_batch") else 1, torch.float32, regime_code(name), *H200)
         plan = torch.ops.snack.explain_cuda(*problem)
         assert plan.startswith(f"kernel {name}: ") and plan.endswith("runner-up none")
 

@@ -35,6 +35,8 @@ struct Plan {
   int64_t rows = 0;             // CUDA *_rows, spmm_batch: rows that a thread block owns
   int lanes = 0, groups = 0;    // CUDA spmm_rows, spmm_batch: lanes that share a row in a panel, and groups of them that share its
                                 // panels; spmm_t_rows: slots of a row that a warp takes at once
+  int64_t slots = 0;            // CUDA spmm_t_batch: the most that are sorted at a time; sddmm_batch: whose sums wait in shared memory
+  int parts = 1;                // CUDA spmm_batch: teams that share the slots of a row in the panels of their group
   int windows = 0;              // CUDA spmm_batch: panels of x in shared memory, a group; 0: x is read from L2
   int64_t strips = 0;           // CUDA stream: strips of tiles that one thread block takes at a time
   int64_t splits = 1;           // CUDA: parts of a sum that different blocks make (added in a fixed order), or of a tile
@@ -71,8 +73,8 @@ std::vector<Candidate> cuda_candidates(const Problem& problem, Regime requested,
 
 /// Names of the kernels that compute products on a card.
 inline constexpr std::string_view kCudaKernels[] = {
-    "spmm_rows",    "spmm_batch",   "spmm_stream", "spmm_fixed", "spmm_coo",   "spmm_t_rows",
-    "spmm_t_stream", "spmm_t_fixed", "spmm_t_coo",  "sddmm_chunks", "sddmm_stream", "sddmm_slots"};
+    "spmm_rows",     "spmm_batch",   "spmm_stream", "spmm_fixed",   "spmm_coo",    "spmm_t_rows",  "spmm_t_batch",
+    "spmm_t_stream", "spmm_t_fixed", "spmm_t_coo",  "sddmm_chunks", "sddmm_batch", "sddmm_stream", "sddmm_slots"};
 
 /// For people: kernel, plan, predicted time, bytes, floor and runner-up.
 std::string explain(const std::vector<Candidate>& candidates, const CudaCapability& capability);

@@ -12,13 +12,14 @@ from math import log2
 
 TERMS = ("launches", "KB staged", "k slots", "k segments", "MB of the format", "MB beyond L2")  # cost_terms in src/plan/cuda_costs.cpp
 LAUNCH_US = 1.5  # of an empty kernel in a replayed graph: no fit goes below
-_WIDTHS, _SLOTWISE = ((1, 0), (2, 0), (4, 0), (8, 0)), ((1, 0),)
+_WIDTHS, _SLOTWISE, _LINES = ((1, 0), (2, 0), (4, 0), (8, 0)), ((1, 0),), ((16, 0), (32, 0))
 # (width, variant) that a plan may have.
 FORMS = {
     "spmm_rows": _WIDTHS, "spmm_batch": ((16, 0), (16, 1), (32, 0), (32, 1), (64, 0), (64, 1)), "spmm_stream": ((1, 0), (4, 0), (8, 0)),
     "spmm_fixed": _SLOTWISE, "spmm_coo": _SLOTWISE, "spmm_t_rows": ((1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1)),
-    "spmm_t_stream": ((1, 0), (1, 1), (4, 0), (4, 1)),
-    "spmm_t_fixed": _SLOTWISE, "spmm_t_coo": _SLOTWISE, "sddmm_chunks": _WIDTHS, "sddmm_stream": ((1, 0), (4, 0), (8, 0)), "sddmm_slots": _SLOTWISE,
+    "spmm_t_batch": _LINES, "spmm_t_stream": ((1, 0), (1, 1), (4, 0), (4, 1)),
+    "spmm_t_fixed": _SLOTWISE, "spmm_t_coo": _SLOTWISE, "sddmm_chunks": _WIDTHS, "sddmm_batch": _LINES,
+    "sddmm_stream": ((1, 0), (4, 0), (8, 0)), "sddmm_slots": _SLOTWISE,
 }  # fmt: skip
 Key = tuple[str, int, int, int]
 
@@ -97,9 +98,14 @@ def table(records: Iterable[dict], provenance: dict, note: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(records: Iterable[dict]) -> list[dict]:
+    """The records that a fit can use: a kernel that cannot serve a problem has no time."""
+    return [record for record in records if "time_us" in record and "terms" in record]
+
+
 def groups(records: Iterable[dict]) -> dict[Key, list[dict]]:
-    """The records by row, in a stable order."""
+    """The measured records by row, in a stable order."""
     found: dict[Key, list[dict]] = {}
-    for record in records:
+    for record in measured(records):
         found.setdefault(key_of(record), []).append(record)
     return dict(sorted(found.items()))

@@ -23,7 +23,8 @@ _HYPERSPARSE = {(10_000, 10_000): (0.9995,), (50_000, 50_000): (0.9999, 0.9998)}
 # Batches by kernel: every width of a pass, and more passes than one.
 _BATCHES = {
     "spmm_rows": (1, 2, 4, 8), "spmm_batch": (8, 16, 32, 64, 256), "spmm_stream": (1, 4, 8, 32), "spmm_t_rows": (1, 2, 4, 16),
-    "spmm_t_stream": (1, 4, 16), "sddmm_chunks": (1, 2, 4, 8), "sddmm_stream": (1, 4, 8), "sddmm_slots": (1, 16, 64),
+    "spmm_t_batch": (8, 16, 32, 64, 256), "spmm_t_stream": (1, 4, 16), "sddmm_chunks": (1, 2, 4, 8), "sddmm_batch": (8, 16, 32, 64, 256),
+    "sddmm_stream": (1, 4, 8), "sddmm_slots": (1, 16, 64),
 }  # fmt: skip
 _SLOTWISE = {"spmm_fixed": (1, 4, 32), "spmm_t_fixed": (1, 4, 32), "spmm_coo": (1, 4), "spmm_t_coo": (1, 4), "sddmm_slots": (1, 4, 32)}
 
@@ -60,15 +61,10 @@ def candidates(
     return found
 
 
-def measured(records: Iterable[dict]) -> list[dict]:
-    """The records that a fit can use."""
-    return [record for record in records if "time_us" in record and "terms" in record]
-
-
 def held_out(records: Sequence[dict]) -> tuple[int, int]:
     """(records that are predicted within 25 %, all) where every shape and sparsity is predicted by a fit without it."""
     good = total = 0
-    for group in fit.groups(measured(records)).values():
+    for group in fit.groups(records).values():
         for pattern in {(r["out"], r["in"], r["sparsity"]) for r in group}:
             inside = [(r["out"], r["in"], r["sparsity"]) == pattern for r in group]
             rest = [r for r, is_in in zip(group, inside, strict=True) if not is_in]
@@ -85,4 +81,4 @@ def write_table(document: dict, path: Path) -> None:
     """The user's cost table, fitted to the records of a results file."""
     facts = document["provenance"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(fit.table(measured(document["records"]), facts, f"measured {facts['date']} by {facts['command']}"), encoding="utf-8")
+    path.write_text(fit.table(document["records"], facts, f"measured {facts['date']} by {facts['command']}"), encoding="utf-8")

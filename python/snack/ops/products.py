@@ -24,8 +24,8 @@ from . import _eager
 REGIMES = {"auto": 0, "coo": 1, "stream": 2, "tensor": 3, "panel": 4}
 # Of cards, in the order of kCudaKernels (include/snack/plan/plan.hpp): any of them can be forced in place of a regime.
 KERNELS = (
-    "spmm_rows", "spmm_batch", "spmm_stream", "spmm_fixed", "spmm_coo", "spmm_t_rows", "spmm_t_stream", "spmm_t_fixed", "spmm_t_coo",
-    "sddmm_chunks", "sddmm_stream", "sddmm_slots",
+    "spmm_rows", "spmm_batch", "spmm_stream", "spmm_fixed", "spmm_coo", "spmm_t_rows", "spmm_t_batch", "spmm_t_stream", "spmm_t_fixed",
+    "spmm_t_coo", "sddmm_chunks", "sddmm_batch", "sddmm_stream", "sddmm_slots",
 )  # fmt: skip
 _FIRST_KERNEL = 16  # kFirstKernel in torch/compat.hpp
 

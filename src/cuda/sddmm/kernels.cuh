@@ -8,7 +8,7 @@
 //
 // sddmm_stream (narrow tiles, batch <= W): a block owns a run of strips of one panel, whose windows of x (1024 columns x W) and dy
 // (the run's rows x W) are staged once; a thread takes kSlots slots at a time. Read: nnz * 2, and the windows once a block.
-// sddmm_slots (tall tiles, more batch columns, and the coo baseline): one thread a slot, operands from L2.
+// sddmm_slots (tall tiles and the coo baseline): one thread a slot, operands from L2.
 // Sums are float, in the order of the batch: results repeat bit for bit.
 #pragma once
 

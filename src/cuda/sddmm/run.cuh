@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../host.hpp"
+#include "batch.cuh"
 #include "chunks.cuh"
 #include "kernels.cuh"
 
@@ -19,6 +20,7 @@ class SddmmRun {
     const int width = int(plan_.batch_block);
     if (plan_.kernel == "sddmm_slots") slots();
     else if (plan_.kernel == "sddmm_chunks") width == 1 ? chunks<1>() : width == 2 ? chunks<2>() : width == 4 ? chunks<4>() : chunks<8>();
+    else if (plan_.kernel == "sddmm_batch") width == 16 ? batch<int(sizeof(T))>() : batch<2 * int(sizeof(T))>();
     else width == 1 ? stream<1>() : width == 4 ? stream<4>() : stream<8>();
   }
 
@@ -33,6 +35,14 @@ class SddmmRun {
                                 uint32_t(g_.strips()), uint32_t(g_.nnz), int(batch_), is_aligned_16(index)};
       launch<sddmm_chunks<Sink, W>>(operation_, g_.panels() * plan_.splits, plan_.threads, chunks_shared(sizeof(T), W), stream_, a);
     }
+  }
+
+  template <int kLanes>
+  void batch() const {
+    const SddmmBatch<Sink> a{static_cast<const uint16_t*>(pattern_.index), pattern_.tile_ptr, dy_, x_, sink_, g_.out, g_.in, batch_, g_.strips(),
+                             uint32_t(g_.panels()), uint32_t(plan_.splits), int(plan_.slots)};
+    launch<sddmm_batch<Sink, kLanes>>(operation_, g_.panels() * plan_.splits, plan_.threads, sddmm_batch_shared(Lines<T, kLanes>::kCols, sizeof(T), plan_.slots),
+                                      stream_, a);
   }
 
   template <int W>

@@ -4,12 +4,13 @@
 //   transpose_lines   x to lines (chunks, panels, 1025, columns): a line is the chunk's batch columns of one feature. A panel's
 //                     last line is zero, and so are columns beyond the batch and features beyond `in`
 //   spmm_batch        a block owns a run of rows and one chunk. A team of kLanes lanes owns a row and walks its segments (its
-//                     slots in a panel) panel by panel; a lane reads kPieces times 16 bytes of each slot's line. `groups` of
-//                     teams share the panels of the same rows. Lines come from L1 and L2, or (kStaged) the panel's window is
-//                     copied to shared memory first; where two windows fit, one is copied while the other is in use.
+//                     slots in a panel); a lane reads kPieces times 16 bytes of each slot's line. `groups` of teams share
+//                     the panels of the same rows, and the parts of a group the slots. Lines come from L1 and L2 (lines of 128 bytes: the segments of up to 16
+//                     panels are walked as one list), or (kStaged) panel by panel the window is copied to shared memory
+//                     first; where two windows fit, one is copied while the other is in use.
 //                     Slots are read one a lane and handed round. A place that holds no slot of the row counts as
 //                     0 x the zero line: a connection that is absent passes on no Inf or NaN
-//   end               the groups' sums are added in shared memory in their order. A team stops after `longest` slots of a
+//   end               the sums of groups and parts are added in shared memory in their order. A team stops after `longest` slots of a
 //                     segment; all teams of the block share what is left of such rows, one row after the other. Then y is
 //                     written row by row of the batch
 // Sums are float; every addition has a fixed place, so results repeat bit for bit.
@@ -18,17 +19,9 @@
 // long rows ends late, since other blocks do not help.
 #pragma once
 
-#include "../element.cuh"
-#include "plan/cuda_layout.hpp"
+#include "../lines.cuh"
 
 namespace snack::cuda {
-
-/// A chunk of the batch: kLanes * kPieces * 16 bytes a line, kPieces times 16 bytes a lane.
-template <class T, int kLanes, int kPieces>
-struct Lines {
-  static constexpr int kVector = 16 / int(sizeof(T)), kCols = kLanes * kPieces * kVector, kBytes = kLanes * kPieces * 16;
-  static constexpr int64_t kPanelBytes = panel_bytes(kBytes);
-};
 
 template <class T>
 struct SpmmBatch {
@@ -41,40 +34,17 @@ struct SpmmBatch {
   T* y;  // (batch, out), of this launch
   int64_t out, batch;
   int strips, panels, panels_a_group;
-  int teams, groups, windows;  // teams of a group, such that teams * kLanes is a multiple of 32; windows of a group, 1 or 2
+  int teams, groups, windows;  // teams * kLanes is a multiple of 32; windows of a group, 1 or 2
+  int log_parts;               // log2 of the teams of a group that share a row's slots
   int longest;                 // slots of a segment that one team takes
   uint32_t row_blocks;
 };
-// Grid: row_blocks * chunks, row_blocks = ceil(out / teams). Block: groups * teams * kLanes.
+// Grid: row_blocks * chunks, row_blocks = ceil(out / teams). Block: groups * parts * teams * kLanes.
 
 // Keeps the compiler from shifting before it masks: masked first, shift and addition are one instruction.
 __device__ __forceinline__ uint32_t kept(uint32_t v) {
   asm("" : "+r"(v));
   return v;
-}
-
-// sum += value * the vector x.
-__device__ __forceinline__ void add_product(float* sum, float value, const uint4& x, float) {
-  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sum[i] = fmaf(value, __uint_as_float(word[i]), sum[i]);
-}
-__device__ __forceinline__ void add_product(float* sum, float value, const uint4& x, __nv_bfloat16) {
-  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = fmaf(value, __uint_as_float(word[i] << 16), sum[2 * i]);
-    sum[2 * i + 1] = fmaf(value, __uint_as_float(word[i] & 0xffff0000u), sum[2 * i + 1]);
-  }
-}
-__device__ __forceinline__ void add_product(float* sum, float value, const uint4& x, __half) {
-  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __half2 half = __halves2half2(__ushort_as_half(uint16_t(word[i])), __ushort_as_half(uint16_t(word[i] >> 16)));
-    const float2 two = __half22float2(half);
-    sum[2 * i] = fmaf(value, two.x, sum[2 * i]), sum[2 * i + 1] = fmaf(value, two.y, sum[2 * i + 1]);
-  }
 }
 
 __device__ __forceinline__ void copy_16(void* shared, const void* global) {
@@ -141,11 +111,13 @@ class SegmentWalk {
  public:
   bool was_cut = false;  // any segment
 
+  __device__ __forceinline__ explicit SegmentWalk(int part) : part_(part) {}
+
   /// Reads the lane's first slots.
   __device__ __forceinline__ void open(const SpmmBatch<T>& a, const Segment& segment) {
-    const int count = segment.count();
-    was_cut |= count > a.longest;
-    at_ = segment.begin() + lane(), left_ = min(count, a.longest);
+    const int count = min(segment.count(), a.longest), first = count * part_ >> a.log_parts;
+    was_cut |= segment.count() > a.longest;
+    at_ = segment.begin() + first + lane(), left_ = (count * (part_ + 1) >> a.log_parts) - first;
     fetch(a);
   }
   /// Adds the open segment, and opens `next`.
@@ -184,14 +156,14 @@ class SegmentWalk {
 #pragma unroll
         for (int k = 0; k < kStep; ++k)
 #pragma unroll
-          for (int j = 0; j < kPieces; ++j) add_product(sum + j * kSums / kPieces, v[k], x[k][j], T{});
+          for (int j = 0; j < kPieces; ++j) add_product<T>(sum + j * kSums / kPieces, v[k], x[k][j]);
       }
       left -= kBatch;
     } while (left > 0);
   }
 
  private:
-  static constexpr int kStep = 4 / kPieces, kBatch = kLanes < 4 ? 8 : 16, kOwn = kBatch / kLanes;
+  static constexpr int kStep = kLanes == 4 && kPieces == 1 ? 8 : 4 / kPieces, kBatch = kLanes < 4 ? 8 : 16, kOwn = kBatch / kLanes;
   __device__ static __forceinline__ int lane() { return int(threadIdx.x) % kLanes; }
   // The lane's slots of the batch.
   __device__ __forceinline__ void fetch(const SpmmBatch<T>& a) {
@@ -202,9 +174,114 @@ class SegmentWalk {
       if (i * kLanes + lane() < left_) word_[i] = __ldg(index + i * kLanes), value_[i] = values[i * kLanes];
   }
 
+  int part_;
   int64_t at_;  // the lane's first slot in the batch
   int left_;  // slots of the segment from this batch on; may be negative
   uint32_t word_[kOwn];
+  T value_[kOwn];
+};
+
+/// Walks a row's slots in up to kMostPanels panels as one list, which the lanes of a team read one each and hand round. All teams
+/// of a warp take as many steps as the longest row among theirs.
+template <class T, int kLanes>
+class ListWalk {
+ public:
+  static constexpr int kMostPanels = 16;
+  bool was_cut = false;  // any of the lane's segments
+
+  __device__ __forceinline__ explicit ListWalk(int part) : part_(part) {}
+
+  /// Reads where the segments lie (a lane holds those of every kLanes-th panel) and the lane's first slots.
+  __device__ __forceinline__ void open(const SpmmBatch<T>& a, unsigned row, bool is_row, int panel, int panels) {
+    Segment segment[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) segment[h].load(a, row, panel + h * kLanes + lane(), is_row && h * kLanes + lane() < panels);
+    int total = 0;
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int count = segment[h].count();
+      was_cut |= count > a.longest;
+      int sum = min(count, a.longest);
+#pragma unroll
+      for (int d = 1; d < kLanes; d *= 2) {
+        const int before = __shfl_up_sync(~0u, sum, d, kLanes);
+        if (lane() >= d) sum += before;
+      }
+      end_[h] = total + sum;
+      shift_[h] = uint32_t(segment[h].begin()) - uint32_t(end_[h] - min(count, a.longest));
+      total += __shfl_sync(~0u, sum, kLanes - 1, kLanes);
+    }
+    const int first = int(int64_t(total) * part_ >> a.log_parts);
+    stop_ = int(int64_t(total) * (part_ + 1) >> a.log_parts);
+    left_ = stop_ - first, at_ = first + lane(), panel_ = 0;
+    enter();
+    fetch(a);
+  }
+  /// Adds the row.
+  template <int kSums, class Source>
+  __device__ __forceinline__ void add(float (&sum)[kSums], const SpmmBatch<T>& a, const Source& source) {
+    for (int left = __reduce_max_sync(~0u, left_); left > 0; left -= kBatch) {
+      uint32_t line[kOwn];
+      float value[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        line[i] = exists_[i] ? (word_[i] & (kPanelCols - 1)) + line0_[i] : uint32_t(kPanelCols);
+        if constexpr (sizeof(T) == 2) line[i] |= exists_[i] ? bits_of(value_[i]) << 16 : 0u;
+        else value[i] = exists_[i] ? value_[i] : 0.f;
+      }
+      if (left > kBatch) fetch(a);
+#pragma unroll
+      for (int i = 0; i < kBatch; i += kStep) {
+        if (i >= left) break;
+        uint4 x[kStep][1];
+        float v[kStep];
+#pragma unroll
+        for (int k = 0; k < kStep; ++k) {
+          const uint32_t word = __shfl_sync(~0u, line[(i + k) / kLanes], (i + k) % kLanes, kLanes);
+          if constexpr (std::is_same_v<T, __nv_bfloat16>) v[k] = __uint_as_float(word & 0xffff0000u);
+          else if constexpr (sizeof(T) == 2) v[k] = to_float(from_bits<T>(word >> 16));
+          else v[k] = __shfl_sync(~0u, value[(i + k) / kLanes], (i + k) % kLanes, kLanes);
+          source.read(kept(word & 0xffffu) * (kLanes * 16), x[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < kStep; ++k) add_product<T>(sum, v[k], x[k][0]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kStep = 8, kBatch = 16, kOwn = kBatch / kLanes, kHeld = kMostPanels / kLanes;
+  __device__ static __forceinline__ int lane() { return int(threadIdx.x) % kLanes; }
+  // The segment of panel_, from the lane that holds it.
+  __device__ __forceinline__ void enter() {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int end = __shfl_sync(~0u, end_[h], panel_ % kLanes, kLanes);
+      const uint32_t shift = __shfl_sync(~0u, shift_[h], panel_ % kLanes, kLanes);
+      if (h == 0 || panel_ / kLanes == h) its_end_ = end, its_shift_ = shift;
+    }
+  }
+  // The lane's next slots.
+  __device__ __forceinline__ void fetch(const SpmmBatch<T>& a) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      exists_[i] = at_ < stop_;
+      while (__any_sync(~0u, exists_[i] && at_ >= its_end_)) {
+        if (exists_[i] && at_ >= its_end_) ++panel_;
+        enter();
+      }
+      const uint32_t slot = its_shift_ + uint32_t(at_);
+      line0_[i] = panel_ * (kPanelCols + 1);
+      if (exists_[i]) word_[i] = __ldg(a.index + slot), value_[i] = a.values[slot];
+      at_ += kLanes;
+    }
+  }
+
+  int part_, left_;
+  int end_[kHeld], stop_, at_, panel_, its_end_;  // ends and places in the row's list; panels from the first that was opened
+  uint32_t shift_[kHeld], its_shift_;              // slot = shift + place
+  bool exists_[kOwn];
+  uint32_t word_[kOwn], line0_[kOwn];
   T value_[kOwn];
 };
 
@@ -242,7 +319,7 @@ __device__ __forceinline__ void add_long_rows(const SpmmBatch<T>& a, unsigned ro
         uint4 x[kPieces];
         source.read((a.index[begin + i] & (kPanelCols - 1)) * L::kBytes, x);
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) add_product(sum + j * L::kVector, to_float(a.values[begin + i]), x[j], T{});
+        for (int j = 0; j < kPieces; ++j) add_product<T>(sum + j * L::kVector, to_float(a.values[begin + i]), x[j]);
       }
     }
 #pragma unroll 1
@@ -263,14 +340,16 @@ __device__ __forceinline__ void add_long_rows(const SpmmBatch<T>& a, unsigned ro
 }
 
 template <class T, int kLanes, int kPieces, bool kStaged>
-__global__ void __launch_bounds__(batch_threads(kStaged), 1) spmm_batch(const SpmmBatch<T> a) {
+__global__ void __launch_bounds__(kBatchThreads, 1) spmm_batch(const SpmmBatch<T> a) {
   static_assert(kPieces == 1 || (kPieces == 2 && kStaged));
+  static_assert(kLanes < 8 || !kStaged);
   using L = Lines<T, kLanes, kPieces>;
   constexpr int kVector = L::kVector;
   constexpr unsigned kApart = kLanes * 16;
   extern __shared__ __align__(256) float4 shared[];  // aligned to lines: pieces differ in one address bit
-  const unsigned threads = unsigned(a.teams) * kLanes;  // of a group
-  const unsigned group = threadIdx.x / threads, thread = threadIdx.x % threads, team = thread / kLanes, lane = thread % kLanes;
+  const unsigned part_threads = unsigned(a.teams) * kLanes, threads = part_threads << a.log_parts;  // of a group
+  const unsigned group = threadIdx.x / threads, thread = threadIdx.x % threads, team = thread % part_threads / kLanes, lane = thread % kLanes;
+  const int part = int(thread / part_threads);
   const unsigned row0 = blockIdx.x % a.row_blocks * a.teams, chunk = blockIdx.x / a.row_blocks;
   const int begin = int(group) * a.panels_a_group, end = min(a.panels, begin + a.panels_a_group);
   const char* lines = a.lines + (int64_t{chunk} * a.panels + begin) * L::kPanelBytes;  // of the panel
@@ -288,35 +367,43 @@ __global__ void __launch_bounds__(batch_threads(kStaged), 1) spmm_batch(const Sp
   const unsigned turn = kPieces == 2 ? team % 2 : 0, first_piece = turn * kApart + lane * 16;
   const unsigned row = row0 + team;
   const bool is_row = row < unsigned(a.out);
-  Segment next;
-  next.load(a, row, begin, is_row && begin < end);
-  SegmentWalk<T, kLanes, kPieces> walk;
-  walk.open(a, next);
   float sum[kPieces * kVector] = {};
+  bool was_cut = false;
+  if constexpr (kLanes == 8) {  // fewer lanes hold too many segments each
+    using Walk = ListWalk<T, kLanes>;
+    Walk walk(part);
 #pragma unroll 1
-  for (int panel = begin; panel < end; ++panel) {
-    std::conditional_t<kStaged, SharedLines<kApart>, GlobalLines<kApart>> source;
-    next.load(a, row, panel + 1, is_row && panel + 1 < end);
-    if constexpr (kStaged) {
-      if (a.windows == 2) {
-        if (panel + 1 < end) copy_window<L>(windows + (windows_apart - window), lines + L::kPanelBytes, thread, threads);
-        commit_copies();
-        wait_copies<1>();
+    for (int panel = begin; panel < end; panel += Walk::kMostPanels, lines += Walk::kMostPanels * L::kPanelBytes) {
+      walk.open(a, row, is_row, panel, min(end - panel, Walk::kMostPanels));
+      walk.add(sum, a, GlobalLines<kApart>{lines + first_piece});
+    }
+    was_cut = (__ballot_sync(~0u, walk.was_cut) >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes) - 1)) != 0;  // any lane's
+  } else {
+    Segment next;
+    next.load(a, row, begin, is_row && begin < end);
+    SegmentWalk<T, kLanes, kPieces> walk(part);
+    walk.open(a, next);
+#pragma unroll 1
+    for (int panel = begin; panel < end; ++panel, lines += L::kPanelBytes) {
+      next.load(a, row, panel + 1, is_row && panel + 1 < end);
+      if constexpr (kStaged) {
+        if (a.windows == 2) {
+          if (panel + 1 < end) copy_window<L>(windows + (windows_apart - window), lines + L::kPanelBytes, thread, threads);
+          commit_copies();
+          wait_copies<1>();
+        } else {
+          wait_copies<0>();
+        }
+        sync_group(group, threads);
+        walk.add(sum, a, next, SharedLines<kApart>{uint32_t(__cvta_generic_to_shared(windows)) + window + first_piece});
+        sync_group(group, threads);  // the window is free
+        if (a.windows == 1 && panel + 1 < end) copy_window<L>(windows, lines + L::kPanelBytes, thread, threads), commit_copies();
+        window = windows_apart - window;
       } else {
-        wait_copies<0>();
+        walk.add(sum, a, next, GlobalLines<kApart>{lines + first_piece});
       }
-      sync_group(group, threads);
-      source.first = uint32_t(__cvta_generic_to_shared(windows)) + window + first_piece;
-    } else {
-      source.first = lines + first_piece;
     }
-    walk.add(sum, a, next, source);
-    lines += L::kPanelBytes;
-    if constexpr (kStaged) {
-      sync_group(group, threads);  // the window is free
-      if (a.windows == 1 && panel + 1 < end) copy_window<L>(windows, lines, thread, threads), commit_copies();
-      window = windows_apart - window;
-    }
+    was_cut = walk.was_cut;
   }
 
   // Sums [column][row], the warps' of a long row, and which rows are long; as batch_shared() counts them.
@@ -325,10 +412,10 @@ __global__ void __launch_bounds__(batch_threads(kStaged), 1) spmm_batch(const Sp
   float* warp_sums = sums + L::kCols * pitch;
   int* is_long = reinterpret_cast<int*>(warp_sums + L::kCols * (blockDim.x / 32));
 #pragma unroll 1
-  for (int g = 0; g < a.groups; ++g) {
+  for (int g = 0; g < a.groups << a.log_parts; ++g) {
     __syncthreads();
-    if (int(group) != g) continue;
-    if (lane == 0) is_long[team] = (g > 0 && is_long[team]) || walk.was_cut;
+    if (int(threadIdx.x / part_threads) != g) continue;
+    if (lane == 0) is_long[team] = (g > 0 && is_long[team]) || was_cut;
 #pragma unroll
     for (int i = 0; i < kPieces * kVector; ++i) {
       const unsigned piece = (unsigned(i / kVector) ^ turn) * kLanes + lane;
@@ -336,7 +423,7 @@ __global__ void __launch_bounds__(batch_threads(kStaged), 1) spmm_batch(const Sp
       to = g == 0 ? sum[i] : to + sum[i];
     }
   }
-  if (__syncthreads_or(walk.was_cut)) add_long_rows<T, kLanes, kPieces>(a, row0, chunk, is_long, sums, warp_sums);
+  if (__syncthreads_or(was_cut)) add_long_rows<T, kLanes, kPieces>(a, row0, chunk, is_long, sums, warp_sums);
 
   const int64_t b0 = int64_t{chunk} * L::kCols;
   const int columns = int(min(int64_t{L::kCols}, a.batch - b0)), rows = int(min(int64_t{a.teams}, a.out - row0));

@@ -86,9 +86,8 @@ struct Chunk {
   __device__ __forceinline__ float value(int k) const {
     if constexpr (sizeof(T) == 4) return __uint_as_float(word_of(values[k / 4], k % 4));
     else {
-      float low, high;
-      unpack_pair<T>(word_of(values[0], k / 2), low, high);
-      return k % 2 == 0 ? low : high;
+      const float2 two = unpack_pair<T>(word_of(values[0], k / 2));
+      return k % 2 == 0 ? two.x : two.y;
     }
   }
 

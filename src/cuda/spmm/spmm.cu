@@ -85,7 +85,7 @@ void batch(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
   a.bias = static_cast<const T*>(args.bias);
   a.out = g.out, a.strips = int(g.strips()), a.panels = int(g.panels());
   a.panels_a_group = int(ceil_div(g.panels(), plan.groups));
-  a.teams = int(plan.rows), a.groups = plan.groups, a.windows = plan.windows;
+  a.teams = int(plan.rows), a.groups = plan.groups, a.windows = plan.windows, a.log_parts = std::countr_zero(unsigned(plan.parts));
   a.longest = int(kLongSegments * std::max<int64_t>(16, g.nnz / g.segments()));
   a.row_blocks = uint32_t(ceil_div(g.out, plan.rows));
   const uint32_t tiles = uint32_t(g.panels() * kPanelTiles);

@@ -2,6 +2,7 @@
 
 #include "../coo.cuh"
 #include "../host.hpp"
+#include "batch.cuh"
 #include "rows.cuh"
 #include "stream.cuh"
 
@@ -68,6 +69,35 @@ void rows(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
   else rows_of<T, W, 4>(args, plan, resources);
 }
 
+template <class T, int kLanes>
+void batch_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  using L = Lines<T, kLanes>;
+  const Geometry& g = args.pattern.geometry;
+  SpmmTBatch<T> a{};
+  a.index = static_cast<const uint16_t*>(args.pattern.index);
+  a.tile_ptr = args.pattern.tile_ptr;
+  a.values = static_cast<const T*>(args.values);
+  a.dy = Strided<T>(args.dy);
+  a.dx = static_cast<T*>(args.dx);
+  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
+  a.out = g.out, a.in = g.in, a.strips = g.strips();
+  a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
+  a.round_strips = int(plan.strips), a.round_slots = int(plan.slots);
+  for (a.b0 = 0; a.b0 < args.dy.rows; a.b0 += plan.batch_chunk) {
+    a.batch = std::min(plan.batch_chunk, args.dy.rows - a.b0);
+    launch<spmm_t_batch<T, kLanes>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, L::kCols), plan.threads,
+                                    batch_t_shared(L::kCols, sizeof(T), plan.strips, plan.slots), resources.stream, a);
+    if (a.partials != nullptr)
+      finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
+  }
+}
+
+template <class T>
+void batch(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  if (plan.batch_block == 16) batch_of<T, int(sizeof(T))>(args, plan, resources);
+  else batch_of<T, 2 * int(sizeof(T))>(args, plan, resources);
+}
+
 template <class T>
 void fixed(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
   const Geometry& g = args.pattern.geometry;
@@ -94,6 +124,7 @@ void spmm_t(const SpmmTArgs& args, const Plan& plan, const Resources& resources)
       coo_product<T, true>("spmm_t", args.pattern, static_cast<const T*>(args.values), args.dy, static_cast<const T*>(nullptr),
                            static_cast<T*>(args.dx), g.in, plan, resources);
     else if (g.packing == Packing::kTall) fixed<T>(args, plan, resources);
+    else if (plan.kernel == "spmm_t_batch") batch<T>(args, plan, resources);
     else if (plan.kernel == "spmm_t_rows") plan.batch_block == 1   ? rows<T, 1>(args, plan, resources)
                             : plan.batch_block == 2 ? rows<T, 2>(args, plan, resources)
                                                     : rows<T, 4>(args, plan, resources);
