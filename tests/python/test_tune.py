@@ -68,7 +68,7 @@ def test_no_cost_is_negative_and_a_launch_is_never_free():
 def test_every_term_has_a_name_and_every_row_a_form():
     for name in KERNELS:
         routine = name.rsplit("_", 1)[0]
-        nnz = 50_000 if name.endswith("_fixed") else 5_000_000
+        nnz = 50_000 if name.endswith(("_fixed", "_slots")) else 5_000_000
         for dtype in (torch.float32, torch.bfloat16):
             for batch in (1, 2, 4, 5, 8, 16, 64, 256):
                 try:
@@ -239,7 +239,7 @@ def test_the_command_fits_what_it_measured(tmp_path, monkeypatch, capsys):
 def test_kernels_have_the_same_numbers_everywhere():
     for name in KERNELS:
         operation = PRODUCTS.index(name.rsplit("_", 1)[0])
-        nnz = 50_000 if name.endswith("_fixed") else 5_000_000
+        nnz = 50_000 if name.endswith(("_fixed", "_slots")) else 5_000_000
         problem = (operation, 10_000, 10_000, nnz, 8 if name.endswith("_batch") else 1, torch.float32, regime_code(name), *H200)
         plan = torch.ops.snack.explain_cuda(*problem)
         assert plan.startswith(f"kernel {name}: ") and plan.endswith("runner-up none")
