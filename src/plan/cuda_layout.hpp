@@ -57,10 +57,16 @@ inline constexpr int kBatchStrips = 8;        // the most whose slots are sorted
 inline constexpr int64_t kFewestSlots = 4096; // of a panel, for a block: more blocks cost more in partial sums
 constexpr int batch_t_threads(int64_t columns) { return int(16 * columns); }  // 64 sums a thread
 constexpr int batch_t_resident(int64_t columns) { return columns > 16 ? 1 : 2; }  // blocks that registers must leave room for
-/// Shared memory: lines, masks, counts and sorted slots, with one more for every column and two at the end; then a quarter of the sums.
-constexpr int64_t batch_t_shared(int64_t columns, int64_t element_bytes, int64_t strips, int64_t slots) {
+constexpr int64_t batch_t_columns(int64_t element_bytes) { return kPanelCols / element_bytes; }  // of the panel, that are written at a time
+constexpr int64_t sorted_bytes(int64_t element_bytes) { return element_bytes == 4 ? 8 : 4; }      // of a slot
+/// Shared memory of a round: lines, masks, counts, and sorted slots with one more for every column and two at the end.
+constexpr int64_t batch_t_round(int64_t columns, int64_t element_bytes, int64_t strips, int64_t slots) {
   const int64_t lines = (strips * kStripRows + 1) * columns * element_bytes, tables = (strips * (8 + 2) + 4) * kPanelCols;
-  return std::max(lines + tables + (slots + kPanelCols + 2) * (element_bytes == 4 ? 8 : 4), columns * (kPanelCols / 4 + 1) * 4);
+  return lines + tables + (slots + kPanelCols + 2) * sorted_bytes(element_bytes);
+}
+/// Of the kernel: after the rounds, sums to write lie there.
+constexpr int64_t batch_t_shared(int64_t columns, int64_t element_bytes, int64_t strips, int64_t slots) {
+  return std::max(batch_t_round(columns, element_bytes, strips, slots), columns * (batch_t_columns(element_bytes) + 1) * 4);
 }
 
 // sddmm_batch

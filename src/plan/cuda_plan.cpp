@@ -192,7 +192,7 @@ void plan_spmm_t_batch(const Problem& p, const CudaCapability& card, Plan& plan)
   plan.batch_block = p.batch > 16 ? 32 : 16;
   const auto fitting = [&](int64_t strips) {  // slots
     const int64_t room = card.shared_bytes / batch_t_resident(plan.batch_block) - 2048;  // 2 KiB: what is static, and the system's
-    return (room - batch_t_shared(plan.batch_block, bytes, strips, 0)) / (bytes == 4 ? 8 : 4);
+    return (room - batch_t_round(plan.batch_block, bytes, strips, 0)) / sorted_bytes(bytes);
   };
   if (fitting(1) < 2 * kPanelCols) plan.batch_block = 16;
   plan.threads = batch_t_threads(plan.batch_block);

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
 
   // Columns of equal j are neighbours; through shared memory they are written batch row by batch row, four j at a time.
   constexpr int kPart = 4 * kTeams, kPitch = kPart + 1;
-  static_assert(kOwn % 4 == 0);
+  static_assert(kOwn % 4 == 0 && kPart == batch_t_columns(sizeof(T)));
   float* tile = reinterpret_cast<float*>(shared);
   const int present = int(min(int64_t(L::kCols), a.batch - b0));
 #pragma unroll 1
