@@ -41,8 +41,9 @@ inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared me
 constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
 
 // spmm_batch
-inline constexpr int kBatchThreads = 640;      // the most a block may have
-inline constexpr int kBatchStep = 16;         // slots that a team reads at once
+inline constexpr int kBatchThreads = 640;     // the most a block may have
+inline constexpr int kBatchStep = 16;         // slots of a row, or fewer are not worth a team
+inline constexpr int kListPanels = 16;        // whose segments are walked as one list, where a line has eight vectors
 inline constexpr int kBatchGroups = 4;        // the most that share the panels of the same rows
 inline constexpr int kPanelTiles = 16;        // blocks that transpose a panel of x
 /// Bytes of a panel of transposed x: a line a column, and the zero line.

@@ -134,8 +134,8 @@ void plan_spmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.rows = rows(plan.lanes);
   if (!is_staged && turns > 1) plan.rows = kThreads / plan.lanes;
   const int64_t room = turns > 1 ? 1 : kBatchThreads / (plan.rows * plan.lanes);
-  const bool is_list = plan.lanes == 8;  // of the slots in up to 16 panels
-  plan.groups = int(std::clamp<int64_t>(room, 1, std::min<int64_t>(is_list ? ceil_div(g.panels(), 16) : g.panels(), kBatchGroups)));
+  const bool is_list = plan.lanes == 8;
+  plan.groups = int(std::clamp<int64_t>(room, 1, std::min<int64_t>(is_list ? ceil_div(g.panels(), kListPanels) : g.panels(), kBatchGroups)));
   while (is_staged && plan.groups > 1 && !fits(plan.groups)) --plan.groups;
   const int64_t panels = ceil_div(g.panels(), plan.groups);
   plan.groups = int(ceil_div(g.panels(), panels));
@@ -194,9 +194,7 @@ void plan_spmm_t_batch(const Problem& p, const CudaCapability& card, Plan& plan)
     const int64_t room = card.shared_bytes / batch_t_resident(plan.batch_block) - 2048;  // 2 KiB: what is static, and the system's
     return (room - batch_t_round(plan.batch_block, bytes, strips, 0)) / sorted_bytes(bytes);
   };
-  if (fitting(1) < 2 * kPanelCols) plan.batch_block = 16;
   plan.threads = batch_t_threads(plan.batch_block);
-  plan.lanes = int(plan.batch_block * bytes / 16);
   const int64_t chunks = ceil_div(std::max<int64_t>(1, p.batch), plan.batch_block), places = int64_t{card.multiprocessors} * batch_t_resident(plan.batch_block);
   const int64_t blocks = std::max<int64_t>(1, g.panels()) * chunks, most = std::max<int64_t>(1, g.nnz / (std::max<int64_t>(1, g.panels()) * kFewestSlots));
   plan.splits = std::clamp<int64_t>(places / blocks, 1, most);
@@ -224,13 +222,12 @@ void plan_sddmm_batch(const Problem& p, const CudaCapability& card, Plan& plan) 
   const auto fitting = [&] { return (card.shared_bytes - 2048 - sddmm_batch_shared(plan.batch_block, bytes, 0)) / 4; };
   if (fitting() < kPanelCols) plan.batch_block = 16;
   plan.slots = p.batch <= plan.batch_block ? 0 : fitting();
-  plan.lanes = int(plan.batch_block * bytes / 16);
   plan.batch_chunk = p.batch;
   const int64_t panels = std::max<int64_t>(1, g.panels());
   plan.splits = std::clamp<int64_t>(card.multiprocessors / panels, 1, std::max<int64_t>(1, g.nnz / (panels * kSddmmBatchThreads)));
 }
 
-// One pass over the pattern: more batch columns than a window holds are read from L2, which costs less than staging them again.
+// One pass over the pattern.
 void plan_sddmm(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "sddmm_stream";

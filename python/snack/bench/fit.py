@@ -98,14 +98,10 @@ def table(records: Iterable[dict], provenance: dict, note: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured(records: Iterable[dict]) -> list[dict]:
-    """The records that a fit can use: a kernel that cannot serve a problem has no time."""
-    return [record for record in records if "time_us" in record and "terms" in record]
-
-
 def groups(records: Iterable[dict]) -> dict[Key, list[dict]]:
-    """The measured records by row, in a stable order."""
+    """The records by row, in a stable order; those without a time (a kernel that cannot serve the problem) are left out."""
     found: dict[Key, list[dict]] = {}
-    for record in measured(records):
-        found.setdefault(key_of(record), []).append(record)
+    for record in records:
+        if "time_us" in record and "terms" in record:
+            found.setdefault(key_of(record), []).append(record)
     return dict(sorted(found.items()))

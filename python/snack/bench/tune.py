@@ -24,7 +24,7 @@ _HYPERSPARSE = {(10_000, 10_000): (0.9995,), (50_000, 50_000): (0.9999, 0.9998)}
 _BATCHES = {
     "spmm_rows": (1, 2, 4, 8), "spmm_batch": (8, 16, 32, 64, 256), "spmm_stream": (1, 4, 8, 32), "spmm_t_rows": (1, 2, 4, 16),
     "spmm_t_batch": (8, 16, 32, 64, 256), "spmm_t_stream": (1, 4, 16), "sddmm_chunks": (1, 2, 4, 8), "sddmm_batch": (8, 16, 32, 64, 256),
-    "sddmm_stream": (1, 4, 8), "sddmm_slots": (1, 16, 64),
+    "sddmm_stream": (1, 4, 8),
 }  # fmt: skip
 _SLOTWISE = {"spmm_fixed": (1, 4, 32), "spmm_t_fixed": (1, 4, 32), "spmm_coo": (1, 4), "spmm_t_coo": (1, 4), "sddmm_slots": (1, 4, 32)}
 

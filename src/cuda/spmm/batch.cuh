@@ -181,12 +181,11 @@ class SegmentWalk {
   T value_[kOwn];
 };
 
-/// Walks a row's slots in up to kMostPanels panels as one list, which the lanes of a team read one each and hand round. All teams
+/// Walks a row's slots in up to kListPanels panels as one list, which the lanes of a team read one each and hand round. All teams
 /// of a warp take as many steps as the longest row among theirs.
 template <class T, int kLanes>
 class ListWalk {
  public:
-  static constexpr int kMostPanels = 16;
   bool was_cut = false;  // any of the lane's segments
 
   __device__ __forceinline__ explicit ListWalk(int part) : part_(part) {}
@@ -250,7 +249,7 @@ class ListWalk {
   }
 
  private:
-  static constexpr int kStep = 8, kBatch = 16, kOwn = kBatch / kLanes, kHeld = kMostPanels / kLanes;
+  static constexpr int kStep = 8, kBatch = 16, kOwn = kBatch / kLanes, kHeld = kListPanels / kLanes;
   __device__ static __forceinline__ int lane() { return int(threadIdx.x) % kLanes; }
   // The segment of panel_, from the lane that holds it.
   __device__ __forceinline__ void enter() {
@@ -373,8 +372,8 @@ __global__ void __launch_bounds__(kBatchThreads, 1) spmm_batch(const SpmmBatch<T
     using Walk = ListWalk<T, kLanes>;
     Walk walk(part);
 #pragma unroll 1
-    for (int panel = begin; panel < end; panel += Walk::kMostPanels, lines += Walk::kMostPanels * L::kPanelBytes) {
-      walk.open(a, row, is_row, panel, min(end - panel, Walk::kMostPanels));
+    for (int panel = begin; panel < end; panel += kListPanels, lines += kListPanels * L::kPanelBytes) {
+      walk.open(a, row, is_row, panel, min(end - panel, kListPanels));
       walk.add(sum, a, GlobalLines<kApart>{lines + first_piece});
     }
     was_cut = (__ballot_sync(~0u, walk.was_cut) >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes) - 1)) != 0;  // any lane's
