@@ -15,19 +15,12 @@
 #include <cub/block/block_scan.cuh>
 
 #include "../lines.cuh"
+#include "args.cuh"
 
 namespace snack::cuda {
 
 template <class T>
-struct SpmmTBatch {
-  const uint16_t* index;
-  const int64_t* tile_ptr;
-  const T* values;
-  Strided<T> dy;
-  T* dx;
-  float* partials;  // null: dx is written
-  int64_t out, in, batch, b0, strips;  // of this launch: batch columns [b0, b0 + batch)
-  uint32_t panels, splits;
+struct SpmmTBatch : SpmmTNarrow<T> {
   int round_strips, round_slots;  // of a round at most
 };
 

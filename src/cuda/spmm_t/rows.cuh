@@ -16,17 +16,9 @@
 namespace snack::cuda {
 
 template <class T>
-struct SpmmTRows {
-  const uint16_t* index;
-  const int64_t* tile_ptr;
+struct SpmmTRows : SpmmTNarrow<T> {
   const uint16_t* row_starts;
-  const T* values;
-  Strided<T> dy;
-  T* dx;
-  float* partials;  // null: dx is written
-  int64_t out, in, batch, b0;  // of this launch: batch columns [b0, b0 + batch)
-  int64_t strips, rows_a_split;
-  uint32_t panels, splits;
+  int64_t rows_a_split;
 };
 
 // Up to kAtOnce x 32 slots of one row, as loaded.

@@ -9,71 +9,11 @@
 namespace snack::cuda {
 namespace {
 
-template <class T, int W, int kChunks>
-void stream_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+// One launch of kKernel a batch chunk, and finish() where blocks share sums. `a` holds what is the kernel's own; `columns`: of the batch,
+// a block.
+template <auto kKernel, class T, template <class> class Args>
+void run(const SpmmTArgs& args, const Plan& plan, const Resources& resources, int64_t columns, int64_t shared, Args<T> a) {
   const Geometry& g = args.pattern.geometry;
-  const int64_t batch = args.dy.rows;
-  SpmmTStream<T> a{};
-  a.index = static_cast<const uint16_t*>(args.pattern.index);
-  a.tile_ptr = args.pattern.tile_ptr;
-  a.values = static_cast<const T*>(args.values);
-  a.dy = Strided<T>(args.dy);
-  a.dx = static_cast<T*>(args.dx);
-  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
-  a.out = g.out, a.in = g.in;
-  a.strips = g.strips(), a.strips_a_split = plan.strips;
-  a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
-  for (a.b0 = 0; a.b0 < batch; a.b0 += plan.batch_chunk) {
-    a.batch = std::min(plan.batch_chunk, batch - a.b0);
-    launch<spmm_t_stream<T, W, kChunks>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, W), plan.threads, spmm_t_shared(W, plan.threads),
-                                resources.stream, a);
-    if (a.partials != nullptr)
-      finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
-  }
-}
-
-template <class T, int W>
-void stream(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
-  const Geometry& g = args.pattern.geometry;
-  const bool has_long_rows = g.nnz >= kLongSegment * g.panels() * g.out;
-  has_long_rows ? stream_of<T, W, 4>(args, plan, resources) : stream_of<T, W, 1>(args, plan, resources);
-}
-
-template <class T, int W, int kAtOnce>
-void rows_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
-  const Geometry& g = args.pattern.geometry;
-  SpmmTRows<T> a{};
-  a.index = static_cast<const uint16_t*>(args.pattern.index);
-  a.tile_ptr = args.pattern.tile_ptr;
-  a.row_starts = args.pattern.row_starts();
-  a.values = static_cast<const T*>(args.values);
-  a.dy = Strided<T>(args.dy);
-  a.dx = static_cast<T*>(args.dx);
-  a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
-  a.out = g.out, a.in = g.in;
-  a.strips = g.strips(), a.rows_a_split = plan.rows;
-  a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
-  for (a.b0 = 0; a.b0 < args.dy.rows; a.b0 += plan.batch_chunk) {
-    a.batch = std::min(plan.batch_chunk, args.dy.rows - a.b0);
-    launch<spmm_t_rows<T, W, kAtOnce>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, W), plan.threads, rows_t_shared(W, plan.threads),
-                                       resources.stream, a);
-    if (a.partials != nullptr)
-      finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
-  }
-}
-
-template <class T, int W>
-void rows(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
-  if (plan.lanes == 32) rows_of<T, W, 1>(args, plan, resources);
-  else if (plan.lanes == 64) rows_of<T, W, 2>(args, plan, resources);
-  else rows_of<T, W, 4>(args, plan, resources);
-}
-
-template <class T, int kLanes>
-void batch_of(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
-  using L = Lines<T, kLanes>;
-  const Geometry& g = args.pattern.geometry;
-  SpmmTBatch<T> a{};
   a.index = static_cast<const uint16_t*>(args.pattern.index);
   a.tile_ptr = args.pattern.tile_ptr;
   a.values = static_cast<const T*>(args.values);
@@ -82,20 +22,44 @@ void batch_of(const SpmmTArgs& args, const Plan& plan, const Resources& resource
   a.partials = plan.splits > 1 ? static_cast<float*>(resources.workspace) : nullptr;
   a.out = g.out, a.in = g.in, a.strips = g.strips();
   a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
-  a.round_strips = int(plan.strips), a.round_slots = int(plan.slots);
   for (a.b0 = 0; a.b0 < args.dy.rows; a.b0 += plan.batch_chunk) {
     a.batch = std::min(plan.batch_chunk, args.dy.rows - a.b0);
-    launch<spmm_t_batch<T, kLanes>>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, L::kCols), plan.threads,
-                                    batch_t_shared(L::kCols, sizeof(T), plan.strips, plan.slots), resources.stream, a);
+    launch<kKernel>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, columns), plan.threads, shared, resources.stream, a);
     if (a.partials != nullptr)
       finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
   }
 }
 
+template <class T, int W>
+void stream(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  const Geometry& g = args.pattern.geometry;
+  SpmmTStream<T> a{};
+  a.strips_a_split = plan.strips;
+  const int64_t shared = spmm_t_shared(W, plan.threads);
+  const bool has_long_rows = g.nnz >= kLongSegment * g.panels() * g.out;
+  if (has_long_rows) run<spmm_t_stream<T, W, 4>>(args, plan, resources, W, shared, a);
+  else run<spmm_t_stream<T, W, 1>>(args, plan, resources, W, shared, a);
+}
+
+template <class T, int W>
+void rows(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
+  SpmmTRows<T> a{};
+  a.row_starts = args.pattern.row_starts();
+  a.rows_a_split = plan.rows;
+  const int64_t shared = rows_t_shared(W, plan.threads);
+  if (plan.lanes == 32) run<spmm_t_rows<T, W, 1>>(args, plan, resources, W, shared, a);
+  else if (plan.lanes == 64) run<spmm_t_rows<T, W, 2>>(args, plan, resources, W, shared, a);
+  else run<spmm_t_rows<T, W, 4>>(args, plan, resources, W, shared, a);
+}
+
 template <class T>
 void batch(const SpmmTArgs& args, const Plan& plan, const Resources& resources) {
-  if (plan.batch_block == 16) batch_of<T, int(sizeof(T))>(args, plan, resources);
-  else batch_of<T, 2 * int(sizeof(T))>(args, plan, resources);
+  SpmmTBatch<T> a{};
+  a.round_strips = int(plan.strips), a.round_slots = int(plan.slots);
+  const int64_t shared = batch_t_shared(plan.batch_block, sizeof(T), plan.strips, plan.slots);
+  constexpr int kLanes = sizeof(T);  // of a line of 16 columns
+  if (plan.batch_block == 16) run<spmm_t_batch<T, kLanes>>(args, plan, resources, 16, shared, a);
+  else run<spmm_t_batch<T, 2 * kLanes>>(args, plan, resources, 32, shared, a);
 }
 
 template <class T>

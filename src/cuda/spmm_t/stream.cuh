@@ -11,20 +11,13 @@
 #pragma once
 
 #include "../stage.cuh"
+#include "args.cuh"
 
 namespace snack::cuda {
 
 template <class T>
-struct SpmmTStream {
-  const uint16_t* index;
-  const int64_t* tile_ptr;
-  const T* values;
-  Strided<T> dy;
-  T* dx;
-  float* partials;  // null: dx is written
-  int64_t out, in, batch, b0;  // of this launch: batch columns [b0, b0 + batch)
-  int64_t strips, strips_a_split;
-  uint32_t panels, splits;
+struct SpmmTStream : SpmmTNarrow<T> {
+  int64_t strips_a_split;
 };
 
 template <int W>
