@@ -26,7 +26,10 @@ struct Columns {
       uint32_t word[kWords];
       if constexpr (kWords == 1) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word[0]) : "r"(address));
       else if constexpr (kWords == 2) asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(address));
-      else asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(address));
+      else {
+        const uint4 four = read_shared_16(address);
+        word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+      }
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         if constexpr (sizeof(T) == 4) x[i] = __uint_as_float(word[i]);

@@ -70,8 +70,7 @@ struct SharedLines {
   __device__ __forceinline__ void read(uint32_t at, uint4 (&x)[kPieces]) const {
     at += first;
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j)
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(x[j].x), "=r"(x[j].y), "=r"(x[j].z), "=r"(x[j].w) : "r"(at ^ (j * kApart)));
+    for (int j = 0; j < kPieces; ++j) x[j] = read_shared_16(at ^ (j * kApart));
   }
 };
 template <uint32_t kApart>
@@ -104,6 +103,38 @@ struct Segment {
   __device__ __forceinline__ int count() const { return exists ? int(unsigned(stop) - (last ? unsigned(tile) : 0u)) - start : 0; }
 };
 
+/// Slots that the lanes of a team hold, kOwn each, and hand round: place (the line of the slot's column, below 2^16) and value.
+template <class T, int kLanes, int kOwn>
+struct HandedSlots {
+  uint32_t word[kOwn];  // 16-bit values lie beside the place
+  float value[kOwn];
+
+  /// place: of the zero line where no slot exists.
+  __device__ __forceinline__ void set(int i, bool exists, uint32_t place, T its_value) {
+    word[i] = place;
+    if constexpr (sizeof(T) == 2) word[i] |= exists ? bits_of(its_value) << 16 : 0u;
+    else value[i] = exists ? its_value : 0.f;
+  }
+  /// Adds kStep of them from the i-th on; their lines lie `unit` bytes a place apart.
+  template <int kStep, int kPieces, int kSums, class Source>
+  __device__ __forceinline__ void add(float (&sum)[kSums], int i, uint32_t unit, const Source& source) const {
+    uint4 x[kStep][kPieces];
+    float v[kStep];
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) {
+      const uint32_t handed = __shfl_sync(~0u, word[(i + k) / kLanes], (i + k) % kLanes, kLanes);
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) v[k] = __uint_as_float(handed & 0xffff0000u);
+      else if constexpr (sizeof(T) == 2) v[k] = to_float(from_bits<T>(handed >> 16));
+      else v[k] = __shfl_sync(~0u, value[(i + k) / kLanes], (i + k) % kLanes, kLanes);
+      source.read(kept(handed & 0xffffu) * unit, x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kStep; ++k)
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) add_product<T>(sum + j * kSums / kPieces, v[k], x[k][j]);
+  }
+};
+
 /// Walks segments in batches of slots that the lanes of a team read one each and hand round. All teams of a warp take as many
 /// steps of kStep slots as the longest segment among theirs.
 template <class T, int kLanes, int kPieces>
@@ -125,14 +156,12 @@ class SegmentWalk {
   __device__ __forceinline__ void add(float (&sum)[kSums], const SpmmBatch<T>& a, const Segment& next, const Source& source) {
     int left = __reduce_max_sync(~0u, left_);
     do {
-      uint32_t column[kOwn];
-      float value[kOwn];
+      constexpr uint32_t kLine = kLanes * kPieces;
+      HandedSlots<T, kLanes, kOwn> slots;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const bool exists = i * kLanes + lane() < left_;
-        column[i] = (exists ? word_[i] & (kPanelCols - 1) : kPanelCols) * (kLanes * kPieces);
-        if constexpr (sizeof(T) == 2) column[i] |= exists ? bits_of(value_[i]) << 16 : 0u;
-        else value[i] = exists ? value_[i] : 0.f;
+        slots.set(i, exists, (exists ? word_[i] & (kPanelCols - 1) : kPanelCols) * kLine, value_[i]);
       }
       if (left > kBatch) {
         at_ += kBatch, left_ -= kBatch;
@@ -143,20 +172,7 @@ class SegmentWalk {
 #pragma unroll
       for (int i = 0; i < kBatch; i += kStep) {
         if (i >= left) break;
-        uint4 x[kStep][kPieces];
-        float v[kStep];
-#pragma unroll
-        for (int k = 0; k < kStep; ++k) {
-          const uint32_t word = __shfl_sync(~0u, column[(i + k) / kLanes], (i + k) % kLanes, kLanes);
-          if constexpr (std::is_same_v<T, __nv_bfloat16>) v[k] = __uint_as_float(word & 0xffff0000u);
-          else if constexpr (sizeof(T) == 2) v[k] = to_float(from_bits<T>(word >> 16));
-          else v[k] = __shfl_sync(~0u, value[(i + k) / kLanes], (i + k) % kLanes, kLanes);
-          source.read(kept(word & 0xffffu) * 16, x[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < kStep; ++k)
-#pragma unroll
-          for (int j = 0; j < kPieces; ++j) add_product<T>(sum + j * kSums / kPieces, v[k], x[k][j]);
+        slots.template add<kStep, kPieces>(sum, i, 16, source);
       }
       left -= kBatch;
     } while (left > 0);
@@ -220,30 +236,15 @@ class ListWalk {
   template <int kSums, class Source>
   __device__ __forceinline__ void add(float (&sum)[kSums], const SpmmBatch<T>& a, const Source& source) {
     for (int left = __reduce_max_sync(~0u, left_); left > 0; left -= kBatch) {
-      uint32_t line[kOwn];
-      float value[kOwn];
+      HandedSlots<T, kLanes, kOwn> slots;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        line[i] = exists_[i] ? (word_[i] & (kPanelCols - 1)) + line0_[i] : uint32_t(kPanelCols);
-        if constexpr (sizeof(T) == 2) line[i] |= exists_[i] ? bits_of(value_[i]) << 16 : 0u;
-        else value[i] = exists_[i] ? value_[i] : 0.f;
-      }
+      for (int i = 0; i < kOwn; ++i)
+        slots.set(i, exists_[i], exists_[i] ? (word_[i] & (kPanelCols - 1)) + line0_[i] : uint32_t(kPanelCols), value_[i]);
       if (left > kBatch) fetch(a);
 #pragma unroll
       for (int i = 0; i < kBatch; i += kStep) {
         if (i >= left) break;
-        uint4 x[kStep][1];
-        float v[kStep];
-#pragma unroll
-        for (int k = 0; k < kStep; ++k) {
-          const uint32_t word = __shfl_sync(~0u, line[(i + k) / kLanes], (i + k) % kLanes, kLanes);
-          if constexpr (std::is_same_v<T, __nv_bfloat16>) v[k] = __uint_as_float(word & 0xffff0000u);
-          else if constexpr (sizeof(T) == 2) v[k] = to_float(from_bits<T>(word >> 16));
-          else v[k] = __shfl_sync(~0u, value[(i + k) / kLanes], (i + k) % kLanes, kLanes);
-          source.read(kept(word & 0xffffu) * (kLanes * 16), x[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < kStep; ++k) add_product<T>(sum, v[k], x[k][0]);
+        slots.template add<kStep, 1>(sum, i, kLanes * 16, source);
       }
     }
   }
