@@ -36,7 +36,7 @@ CostTerms cost_terms(const Problem& problem, const Plan& plan, const CudaCapabil
 /// Together with kernel and element size they name a row of the table.
 struct CostForm {
   int width = 1;    // of a pass, columns of the batch
-  int variant = 0;  // 1: spmm_batch with x in shared memory, spmm_t_* with steps of four slots a lane
+  int variant = 0;  // 1: spmm_batch with x in shared memory, spmm_t_rows and spmm_t_stream with steps of four slots a lane
 };
 CostForm cost_form(const Problem& problem, const Plan& plan);
 

@@ -3,11 +3,12 @@
 // A block owns an equal share of one panel's slots. Its window of x lies in shared memory as lines (a chunk of the batch for each of
 // 1024 columns), and so do the rows of dy of a few strips at a time. A team of lanes takes as many slots as it has lanes: every lane
 // holds 16 bytes of the lines, the row of dy in registers until the row changes; then the lanes add what each has of every slot, such
-// that each ends with one slot's sum, which it gives to the sink. With more than one chunk, the sums of kBatchSums slots at a
+// that each ends with one slot's sum, which it gives to the sink. With more than one chunk, the sums of `sums` slots at a
 // time wait in shared memory while the chunks pass.
 // Sums are float, in a fixed order: results repeat bit for bit.
-// Read: chunks * nnz * 2 and the windows once a block and chunk, from L2; beside that what the sink reads and writes.
-// Limits: instructions, and requests to shared memory; where slots are few, staging x.
+// Read: chunks * nnz * 2 and dy once a chunk, x once a chunk and `sums` slots of a block, from L2; beside that what the sink reads and
+// writes. Limits: instructions, and requests to shared memory; where slots are few, staging x; every block looks through all tile
+// pointers of its panel.
 #pragma once
 
 #include "../lines.cuh"

@@ -16,7 +16,7 @@
 // Sums are float; every addition has a fixed place, so results repeat bit for bit.
 // Read: chunks * nnz * (2 + value), nnz * batch * value of lines from L1 or shared memory; staged also row blocks * in * batch *
 // value from L2. Written: batch * out. Limits: instructions, 19 to 23 a slot and 16 bytes of its line; a block that owns many
-// long rows ends late, since other blocks do not help.
+// long rows ends late, since other blocks do not help; 2^32 - 16 slots.
 #pragma once
 
 #include "../lines.cuh"

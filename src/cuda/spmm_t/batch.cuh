@@ -1,7 +1,8 @@
 // spmm_t, regime stream, narrow tiles, larger batches: dx (batch, in) = dy (batch, out) W.
 //
-// A block owns one panel (1024 columns), a chunk of the batch (a line of dy) and an equal share of the panel's slots. It sorts the slots of a few strips by column in shared memory, then every column is a sum that one team of lanes
-// makes in registers. Phases of a round:
+// A block owns one panel (1024 columns), a chunk of the batch (a line of dy) and an equal share of the panel's slots. It sorts the
+// slots of a few strips by column in shared memory, then every column is a sum that one team of lanes makes in registers. Phases
+// of a round:
 //   stage   the strips' rows of dy as lines
 //   mark    a bit for every slot: mask[strip][column], bit of its row
 //   count   where each column begins: a scan; and how many of its slots lie in earlier strips
@@ -9,7 +10,8 @@
 //   add     a team walks the slots of its columns, in the order of rows; a lane holds 16 bytes of the line
 // A place depends on the pattern alone, so sums have a fixed order and results repeat bit for bit; they are float, whatever Inf,
 // NaN or outlier comes. With one split dx is written in its dtype, else float partials (splits, batch, in), for finish().
-// Read: chunks * nnz * (2 + value) twice (once from L2). Limits: instructions and requests to shared memory; uneven columns.
+// Read: chunks * nnz * (4 + value), the index the second time from L2. Limits: instructions and requests to shared memory; uneven
+// columns; every block looks through all tile pointers of its panel.
 #pragma once
 
 #include <cub/block/block_scan.cuh>
@@ -50,7 +52,7 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batch_t_resident(Lines<T, kLanes>::kCols)) spmm_t_batch(const __grid_constant__ SpmmTBatch<T> a) {
   using L = Lines<T, kLanes>;
   constexpr int kThreads = batch_t_threads(L::kCols), kTeams = kThreads / kLanes, kOwn = kPanelCols / kTeams, kVector = L::kVector;
-  constexpr int kAhead = 8;  // loads of a thread under way
+  constexpr int kAhead = 8;  // values of a thread under way
   constexpr int kScanned = kPanelCols / kThreads;  // columns of a thread in the scan
   using Scan = cub::BlockScan<int, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   extern __shared__ float4 shared[];
@@ -93,18 +95,19 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
 
     const uint16_t* index = a.index + from;
     const T* values = a.values + from;
-    // f(word, strip of the round, number of the load) for the block's slots, kAhead of a thread at a time.
+    // f(number of the load, strip of the round, row, column) for the round's slots; `ahead` loads of a thread are under way, and
+    // load(the thread's first slot) begins others.
     const auto for_slots = [&](auto ahead, auto&& load, auto&& f) {
-      constexpr int kAhead = decltype(ahead)::value;
+      constexpr int kLoads = decltype(ahead)::value;
       int s = 0, next = start[1];
 #pragma unroll 1
-      for (int first = threadIdx.x; first < count; first += kAhead * kThreads) {
-        uint32_t word[kAhead];
+      for (int first = threadIdx.x; first < count; first += kLoads * kThreads) {
+        uint32_t word[kLoads];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) word[i] = first + i * kThreads < count ? __ldg(index + first + i * kThreads) : 0u;
+        for (int i = 0; i < kLoads; ++i) word[i] = first + i * kThreads < count ? __ldg(index + first + i * kThreads) : 0u;
         load(first);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kLoads; ++i) {
           const int slot = first + i * kThreads;
           if (slot >= count) break;
           while (slot >= next) next = start[++s + 1];  // a thread's slots ascend
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
       const SortedPair<T>* pair = pairs + (column >> 17);
       const int pairs_left = int((column & 0xffffu) + 1) / 2;
       if (j + 1 < kOwn) column = begin[team + kTeams * (j + 1)];
-      const SortedPair<T> first = pairs[column >> 17];
+      const SortedPair<T> next_columns = pairs[column >> 17];
 #pragma unroll 1
       for (int left = pairs_left; left > 0; --left) {
         const SortedPair<T> two = next;
@@ -171,7 +174,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
         add_product<T>(sum[j], two.slot[0].value(), x0);
         add_product<T>(sum[j], two.slot[1].value(), x1);
       }
-      next = first;
+      next = next_columns;
     }
     from = to;
   }
