@@ -89,6 +89,20 @@ def test_every_kernel_that_can_serve_is_right(shape, dtype):
     assert len(seen) >= 3
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shape", "nnz", "batch", "dtype"),
+    [
+        ("spmm_t_batch", (130, 1030), 130 * 1030, 4300, torch.float32),  # a round ends within a tile
+        ("spmm_t_batch", (130, 1030), 130 * 1030, 4300, torch.bfloat16),  # and sorted places need all of their 16 bits
+        ("sddmm_batch", (2500, 1000), 2500 * 1000, 40, torch.float32),  # more slots in a block than sums in shared memory
+        ("spmm_batch", (33, 65_537), 300_000, 40, torch.float32),  # more panels than a list holds
+    ],
+)  # fmt: skip
+def test_the_ends_of_what_a_block_holds(kernel, shape, nnz, batch, dtype):
+    p = make_large(*shape, batch, nnz, dtype, DEVICE, seed=1)
+    check(kernel.rsplit("_", 1)[0], p, regime_code(kernel))
+
+
 def test_what_a_plan_says_fits_together():
     layer = SparseLinear(10_000, 10_000, sparsity=0.95, device=DEVICE)
     plans = layer.explain(1)
