@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -43,17 +44,13 @@ def products(device: torch.device) -> Iterator[tuple[str, bool]]:
                 v, b, cx, cdy = (t.to(device) for t in (values, bias, x, dy))
                 if batch in (3, 37):  # every other element
                     cx, cdy = (torch.stack([t, t], 2)[:, :, 0] for t in (cx, cdy))
-                runs = {
-                    "spmm": lambda regime: ops.spmm(on_card, v, cx, b, regime),
-                    "spmm_t": lambda regime: ops.spmm_t(on_card, v, cdy, regime),
-                    "sddmm": lambda regime: ops.sddmm(on_card, cdy, cx, regime),
-                }
+                runs = (partial(ops.spmm, on_card, v, cx, b), partial(ops.spmm_t, on_card, v, cdy), partial(ops.sddmm, on_card, cdy, cx))
                 truth = [ops.spmm(pattern, values, x, bias), ops.spmm_t(pattern, values, dy), ops.sddmm(pattern, dy, x)]
                 card = torch.ops.snack.cuda_capability(device.index or 0)
-                for name, cpu in zip(PRODUCTS, truth, strict=True):
+                for name, run, cpu in zip(PRODUCTS, runs, truth, strict=True):
                     able = [found["kernel"] for found in tune.candidates(name, (out, in_), pattern.nnz, batch, dtype, card)]
                     for regime in (*able, "coo"):
-                        yield f"{name} {out}x{in_} {dtype} batch {batch} {regime}", differs(runs[name](regime), cpu, dtype)
+                        yield f"{name} {out}x{in_} {dtype} batch {batch} {regime}", differs(run(regime=regime), cpu, dtype)
 
 
 def edits(device: torch.device) -> Iterator[tuple[str, bool]]:
