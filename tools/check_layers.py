@@ -1,4 +1,4 @@
-"""Fails when a dependency points the wrong way, or a torch or CUDA header stands where it must not.
+"""Fails when a dependency points the wrong way, a torch or CUDA header stands where it must not, or a kernel does not await its stream.
 
 C++    core <- formats <- plan <- kernels <- backends (reference, cpu, cuda: none includes another) <- defaults, torch/
 Python errors, _lib <- formats <- ops <- optim <- nn <- dst <- bench <- cli
@@ -65,6 +65,18 @@ def check_cpp(root: Path) -> list[str]:
     return problems if files else ["no C++ files found: is this the repository root?"]
 
 
+def check_kernels(root: Path) -> list[str]:
+    """Every CUDA kernel calls await_stream(): launch() may start it before the kernel in front of it has ended."""
+    problems, count = [], 0
+    for file in sorted((root / "src/cuda").rglob("*.cu*")):
+        for kernel in file.read_text().split("__global__")[1:]:
+            count += 1
+            if "await_stream();" not in kernel:
+                name = re.sub(r"__launch_bounds__\(.*\)\s", "", kernel.split("{")[0]).split("(")[0].split()[-1]
+                problems.append(f"{file.relative_to(root).as_posix()}: kernel {name} does not call await_stream()")
+    return problems if count else ["no CUDA kernel found: is this the repository root?"]
+
+
 def imported_layers(tree: ast.AST, package: list[str]) -> list[tuple[int, str]]:
     """(line, layer) of every import of a snack module inside a module of `package` (path below python/)."""
     found = []
@@ -100,8 +112,8 @@ def check_python(root: Path) -> list[str]:
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
-    problems = check_cpp(root) + check_python(root)
-    print("\n".join(problems) if problems else "layers: every arrow points the right way")
+    problems = check_cpp(root) + check_kernels(root) + check_python(root)
+    print("\n".join(problems) if problems else "layers: every arrow points the right way, every kernel awaits its stream")
     return 1 if problems else 0
 
 

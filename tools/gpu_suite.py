@@ -6,7 +6,7 @@ a test is skipped, and when there are fewer tests than ever before ("most_tests"
 interpreter and this tree's Python files; the compiled parts come from build/gpu (`make gpu-bundle`, for a machine without the means to
 build) or are built here.
 
-With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The suites of the
+With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The profile and the suites of the
 paper run only so (`--only paper-layer`), as much as fits into --limit; the next run goes on where they stopped.
 
 Usage: python tools/gpu_suite.py [--out FOLDER] [--only STEP,STEP] [--quick] [--limit SECONDS]
@@ -248,12 +248,24 @@ def bench(suite: Suite, name: str, limit: float, *options: str) -> dict:
     return {"status": "passed", "detail": f"{records} records"}
 
 
+def profile(suite: Suite) -> dict:
+    """tools/profile_kernels.py -> profile.json; "not run" where Nsight Compute is not installed or may not count."""
+    path = suite.out / "profile.json"
+    output = suite.run([sys.executable, "tools/profile_kernels.py", "--json", path], 240)
+    if output.status == 3:
+        return {"status": "not run", "detail": last_line(output.text)}
+    if output.status != 0 or not path.is_file():
+        return {"status": "failed", "detail": last_line(output.text)}
+    return {"status": "passed", "detail": f"{len(json.loads(path.read_text())['records'])} records"}
+
+
 STEPS: dict[str, Callable[[Suite], dict]] = {
     "doctor": doctor, "python tests": python_tests, "several cards": several_cards, "C++ tests": cpp_tests, "compute-sanitizer": sanitizers,
     "C++ example": cpp_example, "training": training, "benchmark": benchmark,
 }
 # Only where --only names them: each may take all the time of a run, or several runs.
 PARTS: dict[str, Callable[[Suite], dict]] = {name: paper(name) for name in ("paper-kernels", "paper-layer", "paper-memory", "tune")}
+PARTS["profile"] = profile
 
 
 # ---- the compiled parts ------------------------------------------------------------------------------------------------------------

@@ -19,15 +19,16 @@ struct Columns {
   /// The W numbers at `address` of shared memory.
   __device__ static __forceinline__ void read(uint32_t address, float (&x)[W]) {
     if constexpr (sizeof(T) * W == 2) {
-      uint16_t half;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address));
-      x[0] = to_float(from_bits<T>(half));
+      x[0] = to_float(from_bits<T>(read_shared<uint16_t>(address)));
     } else {
       uint32_t word[kWords];
-      if constexpr (kWords == 1) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word[0]) : "r"(address));
-      else if constexpr (kWords == 2) asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(address));
-      else {
-        const uint4 four = read_shared_16(address);
+      if constexpr (kWords == 1) {
+        word[0] = read_shared<uint32_t>(address);
+      } else if constexpr (kWords == 2) {
+        const uint2 two = read_shared<uint2>(address);
+        word[0] = two.x, word[1] = two.y;
+      } else {
+        const uint4 four = read_shared<uint4>(address);
         word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
       }
 #pragma unroll

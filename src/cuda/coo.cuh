@@ -12,6 +12,7 @@ template <class T, class Word, bool kTransposed>
 __global__ void __launch_bounds__(kThreads)
     product_coo(const Word* __restrict__ index, const int64_t* __restrict__ tile_ptr, const T* __restrict__ values, const Strided<T> operand,
                 float* __restrict__ sums, int64_t features_out, int64_t strips, int64_t tiles, int64_t pieces, int64_t b0) {
+  await_stream();
   const int64_t blocks = tiles * pieces, b = blockIdx.x / blocks;
   for_slots_of_piece(index, tile_ptr, strips, pieces, blockIdx.x % blocks, [&](int64_t slot, int64_t row, int64_t col) {
     const int64_t from = kTransposed ? row : col, to = kTransposed ? col : row;

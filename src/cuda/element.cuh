@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "launch.hpp"
 #include "snack/core/error.hpp"
 #include "snack/core/types.hpp"
 

@@ -12,7 +12,8 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const float* __restrict__ partials, int splits, int64_t batch, int64_t features,
                                                          const T* __restrict__ bias, T* __restrict__ y, uint32_t blocks_a_column) {
-  constexpr int kAtOnce = 16;
+  await_stream();
+  constexpr int kAtOnce = kFinishAtOnce;
   const int64_t f = int64_t(blockIdx.x % blocks_a_column) * kThreads + threadIdx.x;
   if (f >= features) return;
   const float start = bias == nullptr ? 0.f : to_float(bias[f]);

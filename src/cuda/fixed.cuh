@@ -45,6 +45,7 @@ __device__ __forceinline__ void for_products(const FixedProduct<T>& a, F&& f) {
 
 template <class T, bool kTransposed>
 __global__ void __launch_bounds__(kThreads) fixed_exponents(const FixedProduct<T> a) {
+  await_stream();
   for_products<kTransposed>(a, [&](int64_t i, double product) {
     if (isfinite(product) && product != 0.0) atomicMax(a.exponents + i, ilogb(product) + 1);
   });
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(kThreads) fixed_exponents(const FixedProduct<T
 
 template <class T, bool kTransposed>
 __global__ void __launch_bounds__(kThreads) fixed_sums(const FixedProduct<T> a) {
+  await_stream();
   for_products<kTransposed>(a, [&](int64_t i, double product) {
     if (!isfinite(product)) {
       atomicAdd(a.special + i, float(product));
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) fixed_sums(const FixedProduct<T> a) 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) fixed_result(const FixedProduct<T> a, const T* __restrict__ bias, T* __restrict__ y) {
+  await_stream();
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < a.batch * a.features_out; i += int64_t(gridDim.x) * blockDim.x) {
     const long long fixed = static_cast<long long>(a.sums[i]);
     const double sum = fixed == 0 ? 0.0 : scalbn(double(fixed), a.unit(i));

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -20,26 +21,58 @@ inline void check(cudaError_t status, const char* operation) {
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-/// Starts kernel<<<blocks, threads, shared, stream>>>(args...). Throws Error when the launch is refused.
+/// The first thing that every kernel does, at the latest before it reads or writes global memory: launch() may start it while the
+/// kernel before it on the stream still runs. Returns when that one is done and its results are there; then the kernel that comes
+/// next on the stream may do the same.
+__device__ __forceinline__ void await_stream() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next kernel on the stream start, which waits for this one to end; without it, it starts when all blocks have ended.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// What CUDA said of a kernel, by device; 0: it was not asked.
+struct KernelFacts {
+  static constexpr int kDevices = 64;
+  std::atomic<int64_t> shared{0};   // dynamic shared memory that it may have
+  std::atomic<int> architecture{0};  // of the code that runs there: 80, 90, …
+};
+
+/// Starts kernel<<<blocks, threads, shared, stream>>>(args...), which calls await_stream(). Throws Error when the launch is refused.
 template <auto kKernel, class... Args>
 void launch(const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
   if (blocks <= 0) return;
   SNACK_CHECK(blocks <= kMaxGrid, operation, ": the problem needs ", blocks, " thread blocks, CUDA allows ", kMaxGrid, "; split the batch.");
-  constexpr int64_t kWithoutAsking = 40 * 1024;  // CUDA's 48 KiB, less room for what a kernel holds statically
-  if (shared > kWithoutAsking) {
-    constexpr int kDevices = 64;
-    static std::atomic<int64_t> granted[kDevices];  // what this kernel was allowed before, by device
-    const int device = current_device();
-    if (device >= kDevices || granted[device].load(std::memory_order_relaxed) < shared) {
-      check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), operation);
-      if (device < kDevices) granted[device].store(shared, std::memory_order_relaxed);
-    }
+  static KernelFacts facts[KernelFacts::kDevices + 1];  // the last: of devices beyond, asked every time
+  const int device = std::min(current_device(), KernelFacts::kDevices);
+  KernelFacts& known = facts[device];
+  int architecture = device < KernelFacts::kDevices ? known.architecture.load(std::memory_order_relaxed) : 0;
+  if (architecture == 0) {
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, kKernel), operation);
+    known.architecture.store(architecture = attributes.ptxVersion, std::memory_order_relaxed);
   }
+  constexpr int64_t kWithoutAsking = 40 * 1024;  // CUDA's 48 KiB, less room for what a kernel holds statically
+  if (shared > kWithoutAsking && (device == KernelFacts::kDevices || known.shared.load(std::memory_order_relaxed) < shared)) {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), operation);
+    known.shared.store(shared, std::memory_order_relaxed);
+  }
+  cudaLaunchAttribute early = {};  // programmatic dependent launch: the kernel itself waits for the stream
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(unsigned(blocks));
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(shared);
   config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = architecture >= 90 ? 1 : 0;  // older code does not wait
   const cudaError_t status = cudaLaunchKernelEx(&config, kKernel, args...);  // unlike <<<>>>, it tells an older error from its own
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();

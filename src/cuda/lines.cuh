@@ -3,6 +3,7 @@
 
 #include "element.cuh"
 #include "plan/cuda_layout.hpp"
+#include "shared.cuh"
 
 namespace snack::cuda {
 
@@ -42,18 +43,6 @@ __device__ __forceinline__ void add_product(float* sum, float value, const uint4
   unpack<T>(x, of);
 #pragma unroll
   for (int i = 0; i < int(16 / sizeof(T)); ++i) sum[i] = fmaf(value, of[i], sum[i]);
-}
-
-__device__ __forceinline__ uint4 read_shared_16(uint32_t address) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address));
-  return x;
-}
-/// Only where `is_new`: without a branch, into the registers that hold the old numbers.
-__device__ __forceinline__ void read_shared_16_if(bool is_new, uint32_t address, float* of) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.shared.v4.f32 {%0, %1, %2, %3}, [%5];\n}\n"
-               : "+f"(of[0]), "+f"(of[1]), "+f"(of[2]), "+f"(of[3])
-               : "r"(uint32_t(is_new)), "r"(address));
 }
 
 /// Lines of a dense operand in shared memory, straight from the operand. The vectors of a line are swapped by its number, so that

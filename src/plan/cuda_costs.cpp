@@ -80,7 +80,7 @@ Work work_of(const Problem& p, const Plan& plan) {
     w.launches = 1, w.moved = 0, w.passes = widths;
     w.slots *= double(widths);
     const double turns = widths == 1 ? 1 : std::ceil(w.slots / double(widths * plan.slots));
-    w.staged = double(bytes * width * widths) * (turns * kPanelCols + double(ceil_div(g.out, plan.splits)));
+    w.staged = double(width * widths) * (double(bytes) * turns * kPanelCols + 4.0 * double(ceil_div(g.out, plan.splits)));  // dy: as floats
   } else if (plan.kernel == "spmm_t_stream") {
     share(panels * plan.splits, widths);
     w.staged = 4 * (warps * window + double(plan.strips * kStripRows * width));

@@ -15,6 +15,8 @@ inline constexpr int64_t kWorkspaceBytes = 32 << 20;  // partial sums are kept b
 inline constexpr int kMaxStrips = 8;          // spmm, sddmm: strips a block may take at a time
 inline constexpr int kStagedStrips = 16;      // spmm_t: strips whose dy lies in shared memory at a time
 inline constexpr int kThreads = 256;
+inline constexpr int64_t kFewestSlots = 4096;  // spmm_t: of a panel, for a block: more blocks cost more in partial sums
+inline constexpr int kFinishAtOnce = 16;      // partial sums of an element that finish() has under way
 inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that lie in shared memory at a time
 
 // spmm_rows
@@ -38,6 +40,7 @@ constexpr int64_t rows_shared(int64_t element_bytes, int width, int64_t panels, 
 
 // spmm_t_rows
 inline constexpr int kStagedRows = 1024;      // rows whose dy lies in shared memory at a time
+constexpr int rows_t_threads(int64_t width) { return width == 1 ? 1024 : width == 2 ? 832 : 384; }  // the most a block may have
 constexpr int64_t rows_t_shared(int64_t width, int threads) { return 4 * width * (kStagedRows + int64_t{threads} / 32 * kPanelCols); }
 
 // spmm_batch
@@ -55,7 +58,6 @@ constexpr int64_t batch_shared(int64_t line_bytes, int64_t columns, int64_t team
 
 // spmm_t_batch
 inline constexpr int kBatchStrips = 8;        // the most whose slots are sorted at a time
-inline constexpr int64_t kFewestSlots = 4096; // of a panel, for a block: more blocks cost more in partial sums
 constexpr int batch_t_threads(int64_t columns) { return int(16 * columns); }  // 64 sums a thread
 constexpr int batch_t_resident(int64_t columns) { return columns > 16 ? 1 : 2; }  // blocks that registers must leave room for
 constexpr int64_t batch_t_columns(int64_t element_bytes) { return kPanelCols / element_bytes; }  // of the panel, that are written at a time

@@ -162,18 +162,21 @@ void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = column * plan.batch_chunk;
 }
 
-// As many warps as there is room for column sums; a step takes about a segment.
+// As many warps as there is room for column sums, or half where a block has few rows: every warp's sums are cleared and added. finish()
+// reads kFinishAtOnce partial sums at a time, so there are no more, or a multiple of it.
 void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "spmm_t_rows";
   plan.batch_block = p.batch == 2 ? 2 : stream_width(p.batch, 4);
-  const int64_t room = card.shared_bytes - 1024 - 4 * (kStagedRows + 1) - rows_t_shared(plan.batch_block, 0);
-  const int64_t warps = std::clamp<int64_t>(room / (rows_t_shared(plan.batch_block, 32) - rows_t_shared(plan.batch_block, 0)), 1, 32);
   const int64_t blocks = g.panels() * ceil_div(std::max<int64_t>(1, p.batch), plan.batch_block);
-  plan.splits = std::clamp<int64_t>(card.multiprocessors / blocks, 1, ceil_div(g.out, 2 * warps));  // two rows a warp, or more
+  const int64_t most = std::max<int64_t>(kFinishAtOnce, g.nnz / (kFewestSlots * g.panels()));
+  plan.splits = std::clamp<int64_t>(std::min(card.multiprocessors / blocks, most), 1, ceil_div(g.out, 16));
+  if (plan.splits > kFinishAtOnce) plan.splits = plan.splits / kFinishAtOnce * kFinishAtOnce;
   plan.rows = ceil_div(g.out, plan.splits);
   plan.splits = ceil_div(g.out, plan.rows);
-  plan.threads = int(32 * std::min(warps, plan.rows));
+  const int64_t staged = rows_t_shared(plan.batch_block, 0), a_warp = rows_t_shared(plan.batch_block, 32) - staged;
+  const int64_t room = (card.shared_bytes - 1024 - 4 * (kStagedRows + 1) - staged) / a_warp, wanted = plan.rows <= 256 ? 16 : 32;
+  plan.threads = int(32 * std::clamp<int64_t>(std::min(room, wanted), 1, std::min<int64_t>(plan.rows, rows_t_threads(plan.batch_block) / 32)));
   const int64_t mean = g.nnz / g.segments();
   plan.lanes = mean <= 24 ? 32 : mean <= 72 ? 64 : 128;
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;

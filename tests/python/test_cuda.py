@@ -179,6 +179,40 @@ def test_work_is_ordered_on_the_current_stream():
     assert all(torch.equal(a, b) for a, b in zip(results, expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1, 4, 16, 40])
+def test_a_kernel_waits_for_the_one_before_it(batch, dtype):
+    """Kernels start before the one in front of them has ended. Products that follow each other, large and small by turns, through
+    memory that is used again and again, give what they give one at a time."""
+    sizes = [(3000, 3000, 0.9), (64, 3000, 0.5), (3000, 64, 0.5), (3000, 3000, 0.99), (3000, 3000, 0.9998)]
+    patterns = [snack.Pattern.random((out, in_), round((1 - sparsity) * out * in_), 3).to(DEVICE) for out, in_, sparsity in sizes]
+    values = [torch.randn(p.nnz, device=DEVICE).mul_((p.shape[1] / p.nnz) ** 0.5).to(dtype) for p in patterns]
+    x = torch.randn(batch, 3000, device=DEVICE).to(dtype)
+
+    def chain(after=lambda: None):
+        y, gradients = x, []
+        for _ in range(4):
+            for pattern, weights in zip(patterns, values, strict=True):
+                before, y = y, ops.spmm(pattern, weights, y)
+                after()
+                gradients.append(ops.sddmm(pattern, y, before))
+                after()
+            for pattern, weights in zip(patterns[::-1], values[::-1], strict=True):
+                y = ops.spmm_t(pattern, weights, y)
+                after()
+        return [y, *gradients]
+
+    alone = chain(torch.cuda.synchronize)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(alone, chain(), strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain()
+    for _ in range(5):
+        graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
+
+
 def test_an_edit_is_ordered_on_the_current_stream():
     layer = SparseLinear(1100, 300, sparsity=0.9, device=DEVICE)
     twin = copy.deepcopy(layer)

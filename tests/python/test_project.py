@@ -33,6 +33,7 @@ def test_layers_point_the_right_way():
         ("src/cpu/spmm.cpp", '#include "../reference/element.hpp"\n', "wrong way"),
         ("include/snack/core/error.hpp", '#include "snack/plan/plan.hpp"\n', "wrong way"),
         ("include/snack/core/error.hpp", "#include <cuda_runtime.h>\n", "CUDA headers"),
+        ("src/cuda/finish.cu", "__global__ void late(int* x) {\n  *x = 1;\n}\n", "kernel late does not call await_stream()"),
         ("python/snack/formats/pattern.py", "from ..nn import SparseLinear\n", "wrong way"),
         ("python/snack/ops/edits.py", "def late():\n    import snack.cli.main\n", "wrong way"),
     ],

@@ -74,6 +74,7 @@ __device__ __forceinline__ bool is_refused(const RewireStatus* status) { return 
 __device__ __forceinline__ int64_t thread_number() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 static __global__ void rewire_mark_drops(const int64_t* drop, int64_t drops, int64_t nnz, RewireScratch scratch, RewireStatus* status) {
+  await_stream();
   const int64_t i = thread_number();
   if (i >= drops) return;
   const int64_t slot = drop[i];
@@ -83,6 +84,7 @@ static __global__ void rewire_mark_drops(const int64_t* drop, int64_t drops, int
 }
 
 static __global__ void rewire_keys(const int64_t* rows, const int64_t* cols, int64_t grows, Geometry g, RewireScratch scratch, RewireStatus* status) {
+  await_stream();
   const int64_t i = thread_number();
   if (i >= grows) return;
   const int64_t row = rows[i], col = cols[i];
@@ -93,6 +95,7 @@ static __global__ void rewire_keys(const int64_t* rows, const int64_t* cols, int
 }
 
 static __global__ void rewire_place_grown(int64_t grows, DevicePattern old, RewireScratch scratch, RewireStatus* status) {
+  await_stream();
   const int64_t i = thread_number();
   if (i >= grows || is_refused(status)) return;
   const SlotKey key = scratch.keys[i];
@@ -108,6 +111,7 @@ static __global__ void rewire_place_grown(int64_t grows, DevicePattern old, Rewi
 // One block a piece of an old tile.
 template <class Word>
 __global__ void rewire_move_kept(const Word* index, DevicePattern old, int64_t pieces, RewireScratch scratch, RewireOutput out) {
+  await_stream();
   const bool refused = is_refused(out.status);
   const int bits = row_bits(out.geometry.packing);
   for_slots_of_piece(index, old.tile_ptr, old.geometry.strips(), pieces, blockIdx.x, [&](int64_t slot, int64_t row, int64_t col) {
@@ -127,6 +131,7 @@ __device__ __forceinline__ int64_t kept_before(int64_t p, int64_t grown_before, 
 }
 
 static __global__ void rewire_move_grown(int64_t grows, RewireScratch scratch, RewireOutput out) {
+  await_stream();
   const int64_t i = thread_number();
   if (i >= grows || is_refused(out.status)) return;
   const int64_t p = scratch.before[i], to = kept_before(p, lower_bound(scratch.before, grows, p), scratch) + i;
@@ -138,6 +143,7 @@ static __global__ void rewire_move_grown(int64_t grows, RewireScratch scratch, R
 }
 
 static __global__ void rewire_tile_pointers(int64_t grows, DevicePattern old, RewireScratch scratch, RewireOutput out) {
+  await_stream();
   const int64_t tile = thread_number(), tiles = out.geometry.tiles();
   if (tile > tiles) return;
   if (is_refused(out.status)) {
@@ -157,6 +163,7 @@ static __global__ void rewire_tile_pointers(int64_t grows, DevicePattern old, Re
 
 // A thread a row and panel of the new pattern, and one a word that only fills up the array.
 static __global__ void rewire_row_starts(DevicePattern edited, uint16_t* starts, int64_t words) {
+  await_stream();
   const int64_t i = thread_number(), segments = edited.geometry.segments();
   if (i >= words) return;
   uint16_t start = 0;

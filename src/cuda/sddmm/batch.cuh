@@ -42,6 +42,7 @@ __device__ __forceinline__ float sums_of_team(float (&part)[kLanes]) {
 
 template <class Sink, int kLanes>
 __global__ void __launch_bounds__(kSddmmBatchThreads, 1) sddmm_batch(const __grid_constant__ SddmmBatch<Sink> a) {
+  await_stream();
   using T = typename Sink::Element;
   using L = Lines<T, kLanes>;
   using Window = StagedLines<T, kLanes>;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kSddmmBatchThreads, 1) sddmm_batch(const __gri
   char* dy = x + kPanelCols * L::kBytes;
   float* sums = reinterpret_cast<float*>(dy + kSddmmBatchStrips * kStripRows * L::kCols * 4);
   const uint32_t panel = blockIdx.x % a.panels, split = blockIdx.x / a.panels, lane = threadIdx.x % kLanes;
-  const uint32_t x_at = uint32_t(__cvta_generic_to_shared(x)), dy_at = uint32_t(__cvta_generic_to_shared(dy));
+  const uint32_t x_at = shared_address(x), dy_at = shared_address(dy);
 
   const int64_t* tiles = a.tile_ptr + int64_t(panel) * a.strips;
   const int64_t panel_begin = tiles[0], slots = tiles[a.strips] - panel_begin;
@@ -110,9 +111,9 @@ __global__ void __launch_bounds__(kSddmmBatchThreads, 1) sddmm_batch(const __gri
             const bool is_new = slots_where >> kPlaceBits != row;
             row = slots_where >> kPlaceBits;
 #pragma unroll
-            for (int q = 0; q < kPieces; ++q) read_shared_16_if(is_new, dy_at + (row ^ (lane * kPieces + q)) * 16, row_dy + 4 * q);
+            for (int q = 0; q < kPieces; ++q) read_shared_if(is_new, dy_at + (row ^ (lane * kPieces + q)) * 16, row_dy + 4 * q);
             float column_x[kVector];
-            unpack<T>(read_shared_16((slots_where & ((1u << kPlaceBits) - 1)) ^ lane * 16), column_x);
+            unpack<T>(read_shared<uint4>((slots_where & ((1u << kPlaceBits) - 1)) ^ lane * 16), column_x);
             part[k] = 0.f;
 #pragma unroll
             for (int i = 0; i < kVector; ++i) part[k] = fmaf(row_dy[i], column_x[i], part[k]);

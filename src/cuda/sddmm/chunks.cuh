@@ -55,13 +55,14 @@ struct SddmmChunk {
 
 template <class Sink, int W>
 __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_constant__ SddmmChunks<Sink> a) {
+  await_stream();
   using T = typename Sink::Element;
   using X = Columns<T, W>;
   extern __shared__ float4 shared[];
   __shared__ uint32_t start[kStagedStrips + 1], first_strip, last_strip;
   float* dy = reinterpret_cast<float*>(shared);
   unsigned char* x = reinterpret_cast<unsigned char*>(dy + kStagedStrips * kStripRows * W);
-  const uint32_t window = uint32_t(__cvta_generic_to_shared(x));
+  const uint32_t window = shared_address(x);
   const uint32_t panel = blockIdx.x % a.panels, split = blockIdx.x / a.panels;
   X::template stage<8>(x, a.x, int64_t(panel) * kPanelCols, int(min(int64_t(kPanelCols), a.in - int64_t(panel) * kPanelCols)), 0, a.batch);
 

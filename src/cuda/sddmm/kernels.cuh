@@ -30,6 +30,7 @@ struct SddmmStream {
 
 template <class Sink, int W>
 __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(const SddmmStream<Sink> a) {
+  await_stream();
   constexpr int kSlots = 8;  // whose loads are in flight together
   extern __shared__ float4 shared[];
   __shared__ int offsets[kMaxStrips + 1];
@@ -68,6 +69,7 @@ template <class Sink, class Word>
 __global__ void __launch_bounds__(kThreads) sddmm_slots(const Word* __restrict__ index, const int64_t* __restrict__ tile_ptr,
                                                         const Strided<typename Sink::Element> dy, const Strided<typename Sink::Element> x,
                                                         const Sink to, int64_t batch, int64_t strips, int64_t pieces) {
+  await_stream();
   const Sink sink = to.started();
   for_slots_of_piece(index, tile_ptr, strips, pieces, blockIdx.x, [&](int64_t slot, int64_t row, int64_t col) {
     float sum = 0.f;

@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t kept(uint32_t v) {
 }
 
 __device__ __forceinline__ void copy_16(void* shared, const void* global) {
-  const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  const unsigned to = shared_address(shared);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(global) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -70,7 +70,7 @@ struct SharedLines {
   __device__ __forceinline__ void read(uint32_t at, uint4 (&x)[kPieces]) const {
     at += first;
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) x[j] = read_shared_16(at ^ (j * kApart));
+    for (int j = 0; j < kPieces; ++j) x[j] = read_shared<uint4>(at ^ (j * kApart));
   }
 };
 template <uint32_t kApart>
@@ -341,6 +341,7 @@ __device__ __forceinline__ void add_long_rows(const SpmmBatch<T>& a, unsigned ro
 
 template <class T, int kLanes, int kPieces, bool kStaged>
 __global__ void __launch_bounds__(kBatchThreads, 1) spmm_batch(const SpmmBatch<T> a) {
+  await_stream();
   static_assert(kPieces == 1 || (kPieces == 2 && kStaged));
   static_assert(kLanes < 8 || !kStaged);
   using L = Lines<T, kLanes, kPieces>;
@@ -395,7 +396,7 @@ __global__ void __launch_bounds__(kBatchThreads, 1) spmm_batch(const SpmmBatch<T
           wait_copies<0>();
         }
         sync_group(group, threads);
-        walk.add(sum, a, next, SharedLines<kApart>{uint32_t(__cvta_generic_to_shared(windows)) + window + first_piece});
+        walk.add(sum, a, next, SharedLines<kApart>{shared_address(windows) + window + first_piece});
         sync_group(group, threads);  // the window is free
         if (a.windows == 1 && panel + 1 < end) copy_window<L>(windows, lines + L::kPanelBytes, thread, threads), commit_copies();
         window = windows_apart - window;
@@ -442,6 +443,7 @@ inline constexpr int kTransposeThreads = 256, kTransposeFeatures = kPanelCols / 
 // Bits: uint32_t or uint16_t, since numbers are only moved. kVectors: 16-byte vectors a line.
 template <class Bits, int kVectors>
 __global__ void __launch_bounds__(kTransposeThreads) transpose_lines(const Strided<Bits> x, int64_t in, int64_t batch, uint32_t tiles, char* lines) {
+  await_stream();
   using L = Lines<Bits, kVectors, 1>;
   constexpr int kPitch = kTransposeFeatures + 1;
   __shared__ Bits tile[L::kCols * kPitch];

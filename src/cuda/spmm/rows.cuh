@@ -43,9 +43,8 @@ struct Chunks {
     return {begin / 8, count << 16 | (0xffu >> (7 - (end - 1) % 8)) << 8 | (0xffu << begin % 8 & 0xffu)};
   }
   __device__ __forceinline__ static Chunks load(uint32_t address) {
-    Chunks c;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(c.first), "=r"(c.count_and_masks) : "r"(address));
-    return c;
+    const uint2 two = read_shared<uint2>(address);
+    return {two.x, two.y};
   }
   __device__ __forceinline__ uint32_t count() const { return count_and_masks >> 16; }
   __device__ __forceinline__ uint32_t mask(uint32_t chunk) const {
@@ -160,13 +159,15 @@ __global__ void __launch_bounds__(kRowsThreads, rows_resident(W)) spmm_rows(cons
   const int64_t b0 = a.b0 + int64_t(width) * W;
   const int rows = min(a.rows_a_block, int(uint32_t(a.out) - row0)), present = int(min(int64_t(W), a.b0 + a.batch - b0));
   const int first_panel = split * a.panels_a_split, panels = min(a.panels_a_split, a.panels - first_panel);
-  const uint32_t shared_at = uint32_t(__cvta_generic_to_shared(shared));
+  const uint32_t shared_at = shared_address(shared);
   const uint32_t x_at = (shared_at + X::kPanelBytes - 1) & ~(X::kPanelBytes - 1), table_at = x_at + a.panels_a_split * X::kPanelBytes;
   unsigned char* x = reinterpret_cast<unsigned char*>(shared) + (x_at - shared_at);
   auto* table = reinterpret_cast<Chunks*>(x + (table_at - x_at));  // [panel][row]
 
   const int column0 = first_panel * kPanelCols;
   const auto stage = [&] { X::stage(x, a.x, column0, min(panels * kPanelCols, int(a.in) - column0), b0, present); };
+  await_stream();
+  let_next_start();
   if constexpr (W == 1) stage();
   bool found_long = false;
   for (int i = threadIdx.x; i < panels << a.log_rows; i += blockDim.x) {

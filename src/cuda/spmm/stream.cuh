@@ -141,6 +141,7 @@ __device__ __forceinline__ void walk(const SpmmStream<T>& a, int64_t lo, const i
 
 template <class T, int W>
 __global__ void __launch_bounds__(kThreads, spmm_resident(W)) spmm_stream(const SpmmStream<T> a) {
+  await_stream();
   extern __shared__ float4 shared[];
   __shared__ int offsets[kMaxStrips + 1], edge_rows[kThreads / 32];
   float* window = reinterpret_cast<float*>(shared);

@@ -30,7 +30,7 @@ struct SpmmTBatch : SpmmTNarrow<T> {
 template <class T>
 struct SortedSlot {
   uint32_t word;  // 16-bit values: beside the place in vectors
-  __device__ static __forceinline__ SortedSlot of(uint32_t place, T value) { return {bits_of(value) << 16 | place}; }
+  __device__ static __forceinline__ void write(uint32_t to, uint32_t place, T value) { write_shared(to, bits_of(value) << 16 | place); }
   __device__ __forceinline__ uint32_t address(uint32_t lines, uint32_t lane) const { return lines + ((word & 0xffffu) ^ lane) * 16; }
   __device__ __forceinline__ float value() const { return to_float(from_bits<T>(word >> 16)); }
 };
@@ -38,7 +38,7 @@ template <>
 struct SortedSlot<float> {
   uint32_t place;
   float number;
-  __device__ static __forceinline__ SortedSlot of(uint32_t place, float value) { return {place, value}; }
+  __device__ static __forceinline__ void write(uint32_t to, uint32_t place, float value) { write_shared(to, place, __float_as_uint(value)); }
   __device__ __forceinline__ uint32_t address(uint32_t lines, uint32_t lane) const { return lines + (place ^ lane) * 16; }
   __device__ __forceinline__ float value() const { return number; }
 };
@@ -50,6 +50,7 @@ struct alignas(2 * sizeof(SortedSlot<T>)) SortedPair {
 
 template <class T, int kLanes>
 __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batch_t_resident(Lines<T, kLanes>::kCols)) spmm_t_batch(const __grid_constant__ SpmmTBatch<T> a) {
+  await_stream();
   using L = Lines<T, kLanes>;
   constexpr int kThreads = batch_t_threads(L::kCols), kTeams = kThreads / kLanes, kOwn = kPanelCols / kTeams, kVector = L::kVector;
   constexpr int kAhead = 8;  // values of a thread under way
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
     if (tiles[i] <= from && from < tiles[i + 1]) first_strip = uint32_t(i);
 
   const uint32_t team = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const uint32_t lines_at = uint32_t(__cvta_generic_to_shared(lines)), zero_place = StagedLines<T, kLanes>::place(kStrips * kStripRows);
+  const uint32_t mask_at = shared_address(mask), begin_at = shared_address(begin), before_at = shared_address(before), sorted_at = shared_address(sorted);
+  const uint32_t lines_at = shared_address(lines), start_at = shared_address(start), zero_place = StagedLines<T, kLanes>::place(kStrips * kStripRows);
   if (threadIdx.x < kLanes) reinterpret_cast<uint4*>(lines)[zero_place ^ threadIdx.x] = uint4{};
   float sum[kOwn][kVector] = {};
   __syncthreads();
@@ -110,13 +112,13 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
         for (int i = 0; i < kLoads; ++i) {
           const int slot = first + i * kThreads;
           if (slot >= count) break;
-          while (slot >= next) next = start[++s + 1];  // a thread's slots ascend
+          while (slot >= next) next = read_shared<int>(start_at + 4 * (++s + 1));  // a thread's slots ascend
           f(i, s, word[i] >> kTileColBits, word[i] & (kPanelCols - 1));
         }
       }
     };
     for_slots(std::integral_constant<int, 16>{}, [](int) {}, [&](int, int s, uint32_t row, uint32_t column) {
-      atomicOr(mask + (2 * s + row / 32) * kPanelCols + column, 1u << row % 32);
+      or_shared(mask_at + 4 * ((2 * s + row / 32) * kPanelCols + column), 1u << row % 32);
     });
     __syncthreads();
 
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
 #pragma unroll
     for (int i = 0; i < kScanned; ++i) {
       begin[threadIdx.x * kScanned + i] = even[i] << 16 | counts[i];
-      if (counts[i] % 2 != 0) sorted[even[i] + counts[i]] = SortedSlot<T>::of(zero_place, from_float<T>(0.f));
+      if (counts[i] % 2 != 0) SortedSlot<T>::write(sorted_at + (even[i] + counts[i]) * int(sizeof(SortedSlot<T>)), zero_place, from_float<T>(0.f));
     }
     __syncthreads();
 
@@ -148,11 +150,10 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
             if (first + i * kThreads < count) value[i] = values[first + i * kThreads];
         },
         [&](int i, int s, uint32_t row, uint32_t column) {
-          const uint32_t* at = mask + 2 * s * kPanelCols + column;
-          const uint32_t low = at[0], below = (1u << row % 32) - 1;
-          const int rank = row < 32 ? __popc(low & below) : __popc(low) + __popc(at[kPanelCols] & below);
-          sorted[(begin[column] >> 16) + before[s * kPanelCols + column] + rank] =
-              SortedSlot<T>::of(StagedLines<T, kLanes>::place(s * kStripRows + row), value[i]);
+          const uint32_t at = mask_at + 4 * (2 * s * kPanelCols + column), low = read_shared<uint32_t>(at), below = (1u << row % 32) - 1;
+          const uint32_t rank = row < 32 ? __popc(low & below) : __popc(low) + __popc(read_shared<uint32_t>(at + 4 * kPanelCols) & below);
+          const uint32_t to = (read_shared<uint32_t>(begin_at + 4 * column) >> 16) + read_shared<uint16_t>(before_at + 2 * (s * kPanelCols + column)) + rank;
+          SortedSlot<T>::write(sorted_at + to * uint32_t(sizeof(SortedSlot<T>)), StagedLines<T, kLanes>::place(s * kStripRows + row), value[i]);
         });
     __syncthreads();
 
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
       for (int left = pairs_left; left > 0; --left) {
         const SortedPair<T> two = next;
         next = *++pair;
-        const uint4 x0 = read_shared_16(two.slot[0].address(lines_at, lane)), x1 = read_shared_16(two.slot[1].address(lines_at, lane));
+        const uint4 x0 = read_shared<uint4>(two.slot[0].address(lines_at, lane)), x1 = read_shared<uint4>(two.slot[1].address(lines_at, lane));
         add_product<T>(sum[j], two.slot[0].value(), x0);
         add_product<T>(sum[j], two.slot[1].value(), x1);
       }

@@ -112,6 +112,7 @@ __device__ __forceinline__ void walk(const SpmmTStream<T>& a, int64_t lo, const 
 
 template <class T, int W, int kChunks>
 __global__ void __launch_bounds__(384) spmm_t_stream(const SpmmTStream<T> a) {
+  await_stream();
   extern __shared__ float4 shared[];
   __shared__ int offsets[kStagedStrips + 1];
   float* dy = reinterpret_cast<float*>(shared);
