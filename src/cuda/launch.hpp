@@ -22,15 +22,15 @@ inline void check(cudaError_t status, const char* operation) {
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
 /// The first thing that every kernel does, at the latest before it reads or writes global memory: launch() may start it while the
-/// kernel before it on the stream still runs. Returns when that one is done and its results are there; then the kernel that comes
-/// next on the stream may do the same.
+/// kernel before it on the stream still runs. Returns when that one is done and its results are there.
 __device__ __forceinline__ void await_stream() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Lets the next kernel on the stream start, which waits for this one to end; without it, it starts when all blocks have ended.
+/// Lets the next kernel on the stream start, which waits for this one to end; without it, it starts when all blocks have ended. Not
+/// for every kernel: blocks that come while others end lie unevenly, which costs more than an early start saves.
 __device__ __forceinline__ void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
