@@ -6,8 +6,8 @@ a test is skipped, and when there are fewer tests than ever before ("most_tests"
 interpreter and this tree's Python files; the compiled parts come from build/gpu (`make gpu-bundle`, for a machine without the means to
 build) or are built here.
 
-With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The profile and the suites of the
-paper run only so (`--only paper-layer`), as much as fits into --limit; the next run goes on where they stopped.
+With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The profile and the
+suites of the paper run only so (`--only paper-layer`), as much as fits into --limit; the next run goes on where they stopped.
 
 Usage: python tools/gpu_suite.py [--out FOLDER] [--only STEP,STEP] [--quick] [--limit SECONDS]
 """
@@ -117,14 +117,21 @@ def judge(output: Output, report: Path) -> dict:
     return {"status": "passed" if good else "failed", "tests": count["tests"], "detail": "" if good else detail}
 
 
-def python_tests(suite: Suite, tests: str = "tests/python") -> dict:
-    """Every Python test that runs on a card: products, autograd, graphs, streams, compile, rewire, training, errors."""
+def tests_of(suite: Suite, path: str, which: str, *options: str) -> dict:
+    """The tests below a path that a marker expression chooses."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", tests, "-m", "cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        if importlib.util.find_spec("xdist"):  # most of the time goes to the reference on the CPU
-            command += ["-n", str(min(8, os.cpu_count() or 1))]
+        command = [sys.executable, "-m", "pytest", path, "-m", which, "-p", "no:cacheprovider", f"--junitxml={report}", *options]
         return judge(suite.run(command, 330), report)
+
+
+def python_tests(suite: Suite) -> dict:
+    """Every Python test that runs on a card: products, autograd, graphs, streams, compile, rewire, training, errors. Side by side, as most
+    of the time goes to the reference on the CPU; then those that need the card for themselves."""
+    side_by_side = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
+    parts = [tests_of(suite, "tests/python", "cuda and not alone", *side_by_side), tests_of(suite, "tests/python", "cuda and alone")]
+    failed = [part["detail"] for part in parts if part["status"] != "passed"]
+    return {"status": "failed" if failed else "passed", "tests": sum(part.get("tests", 0) for part in parts), "detail": "; ".join(failed)}
 
 
 def several_cards(suite: Suite) -> dict:
@@ -133,7 +140,7 @@ def several_cards(suite: Suite) -> dict:
 
     if torch.cuda.device_count() < 2:
         return {"status": "not run", "detail": "there is one card here; two are needed"}
-    return python_tests(suite, "tests/python/test_cuda_devices.py")
+    return tests_of(suite, "tests/python/test_cuda_devices.py", "cuda")
 
 
 def cpp_tests(suite: Suite) -> dict:

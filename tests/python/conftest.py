@@ -23,6 +23,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes seconds (still part of `make test`)")
     config.addinivalue_line("markers", "isa: product tests that are run again for every instruction set")
     config.addinivalue_line("markers", "cuda: runs on a card (collected only where there is one)")
+    config.addinivalue_line("markers", "alone: holds times against a prediction, so nothing else may run on the card")
     config.addinivalue_line("markers", "cpu_only: not collected for a card, though its module is; the reason stands beside it")
 
 

@@ -139,6 +139,7 @@ def test_a_table_of_ones_own_comes_before_the_first_plan(tmp_path):
     assert str(path) in costs and words_of(plan)[0] == "spmm_stream" and "spmm_stream" in launched
 
 
+@pytest.mark.alone
 def test_predictions_hold_on_shapes_that_nobody_measured():
     """Within 25 %, of the kernel that is chosen."""
     meter, card = CudaMeter(DEVICE, samples=5), torch.ops.snack.cuda_capability(0)

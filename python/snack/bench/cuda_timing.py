@@ -8,6 +8,7 @@ all alike and the L2 cache holds what it would hold.
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +145,7 @@ class CudaMeter(Meter):
     def peak_bytes(self, make: Callable[[], Run]) -> int:
         """The most memory that calls of what `make` builds need at a time, what it builds included; measured in steady state."""
         torch.cuda.synchronize()
+        gc.collect()  # what was there before and goes meanwhile would count against it
         before = torch.cuda.memory_allocated(self.device)
         run = make()
         run()
