@@ -1,4 +1,4 @@
-"""The pages docs/results/<suite>-<device>.md: every number of the paper's suites as tables, from the JSON records alone.
+"""The pages docs/results/<suite>-<device>.md: every number of the suites on a card as tables, from the JSON records alone.
 
 `pages()` gives {path: text}; tools/readme_tables.py writes them and checks them. A suite without records has no page.
 """
@@ -23,6 +23,7 @@ Axis = tuple[str, Callable[[dict], object]]
 SHAPE: Axis = ("out × in", lambda r: f"{r['out']:,} × {r['in']:,}")
 SPARSITY: Axis = ("sparsity", lambda r: f"{100 * r['sparsity']:g} %")
 BATCH: Axis = ("batch", lambda r: r["batch"])
+STEP = "A training step (forward, backward, SGD)"
 PARAMETERS: Axis = ("parameters", lambda r: f"{r['parameters']:,}" if "parameters" in r else "")
 
 
@@ -68,7 +69,7 @@ QUANTITIES: tuple[tuple[str, Callable[[float], str], str], ...] = (
 def _layer(records: list[dict]) -> Iterable[list[str]]:
     steps = [r for r in records if r["routine"] == "layer_step"]
     yield table("Parameters", [r for r in steps if r["batch"] == 4], [SHAPE, SPARSITY], "parameters", lambda n: f"{n:,}")
-    for found, words in ((steps, "A training step (forward, backward, SGD)"), ([r for r in records if r["routine"] == "layer_infer"], "Inference")):
+    for found, words in ((steps, STEP), ([r for r in records if r["routine"] == "layer_infer"], "Inference")):
         for key, human, what in QUANTITIES:
             yield table(f"{words}: {what}", found, [SHAPE, SPARSITY, BATCH], key, human)
 
@@ -81,13 +82,29 @@ def _memory(records: list[dict]) -> Iterable[list[str]]:
         yield table(f"The most in inference, {where}", found, [SHAPE, SPARSITY], "infer_peak_bytes", human_bytes)
 
 
-PAGES: dict[str, Callable[[list[dict]], Iterable[list[str]]]] = {"paper-kernels": _kernels, "paper-layer": _layer, "paper-memory": _memory}
+def _card(records: list[dict]) -> Iterable[list[str]]:
+    for routine in ("spmm", "spmm_t", "sddmm"):
+        for dtype in ("float32", "bfloat16"):
+            for l2 in ("warm", "cold"):
+                found = [r for r in records if (r["routine"], r["dtype"], r["l2"]) == (routine, dtype, l2)]
+                yield table(f"{routine}, {dtype}, weights {l2}", found, [SHAPE, SPARSITY, BATCH], "time_us", human_time)
+    quantities = (("time_us", human_time, "time"), ("eager_us", human_time, "time, eager"), ("peak_bytes", human_bytes, "the most memory"))
+    for routine, words in (("layer_step", STEP), ("layer_infer", "Inference"), ("update", "An update of SET")):
+        for key, human, what in quantities:
+            yield table(f"{words}: {what}", [r for r in records if r["routine"] == routine], [SHAPE, SPARSITY, BATCH], key, human)
+
+
+PAGES: dict[str, Callable[[list[dict]], Iterable[list[str]]]] = {
+    "cuda": _card, "paper-kernels": _kernels, "paper-layer": _layer, "paper-memory": _memory,
+}
 
 
 def _printed(suite: str, root: Path) -> list[str]:
     """What the paper says."""
     paper = json.loads((root / "benchmarks/paper.json").read_text())
     rows = [f"| {n['where']} | {n['what']} | {n['printed']} | {n['read']} |" for n in paper["numbers"] if n["suite"] == suite]
+    if not rows:
+        return []
     return ["## What the paper printed", "", paper["note"], "", "| where | what | as printed | as we read it |", "|---|---|---|---|", *rows, ""]
 
 
@@ -111,11 +128,45 @@ def page(document: dict, source: str, root: Path) -> str:
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 
 
+STALLS = {  # why warps wait, in the words of Nsight Compute, and in ours
+    "long_scoreboard": "global memory", "short_scoreboard": "shared memory", "barrier": "the block's other warps", "wait": "the instruction before",
+    "mio_throttle": "room for shared memory's requests", "lg_throttle": "room for global memory's requests", "not_selected": "another warp's turn",
+    "math_pipe_throttle": "an arithmetic unit", "no_instruction": "instructions", "branch_resolve": "a branch", "dispatch_stall": "dispatch",
+    "membar": "a fence",
+}
+
+
+def profile_page(document: dict, source: str) -> str:
+    """Where the time goes: every kernel of tools/profile_kernels.py."""
+    lines = [
+        "# profile: where the time of a product goes", "", source, "",
+        "Nsight Compute runs every kernel alone and several times: times are longer than in a graph, and the shares count. Memory: bytes between "
+        "L2 and memory, and their rate. L2: bytes that the multiprocessors ask of it. Load/store: how busy the unit is that serves global and "
+        "shared memory. Instructions: the turns to issue one that are used. Waits: what most of the waiting warps wait for.", "",
+        "| product | kernel | time | memory | L2 | load/store | instructions | waits |", "|---" * 8 + "|",
+    ]
+    for r in document["records"]:
+        product = f"{r['routine']} {r['out']:,} × {r['in']:,}, {100 * r['sparsity']:g} %, batch {r['batch']}, {r['dtype']}"
+        for kernel in r["kernels"]:
+            waits = sorted(((kernel.get(stall, 0), words) for stall, words in STALLS.items()), reverse=True)
+            all_waits = sum(number for number, _ in waits)
+            memory = f"{human_bytes(kernel['dram_bytes'])}, {kernel['dram_bytes'] / kernel['time_us'] / 1e6:.1f} TB/s"
+            cells = [
+                product, f"`{kernel['name']}`", human_time(kernel["time_us"]), memory, human_bytes(kernel["l2_bytes"]), f"{kernel['lsu_pct']:.0f} %",
+                f"{kernel['issue_pct']:.0f} %", ", ".join(f"{words} {100 * number / all_waits:.0f} %" for number, words in waits[:3]),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+            product = ""
+    return "\n".join(lines) + "\n"
+
+
 def pages(root: Path, source: Callable[[Path, dict], str]) -> dict[Path, str]:
-    """Of every committed record of a suite in PAGES."""
+    """Of every committed record of a suite in PAGES, and of the profile."""
     found = {}
     for path in sorted((root / "benchmarks/results").glob("*/*.json")):
-        if path.stem in PAGES:
+        if path.stem in (*PAGES, "profile"):
             document = json.loads(path.read_text())
-            found[root / f"docs/results/{path.stem}-{path.parent.name}.md"] = page(document, source(path, document["provenance"]), root)
+            where = source(path, document["provenance"])
+            text = profile_page(document, where) if path.stem == "profile" else page(document, where, root)
+            found[root / f"docs/results/{path.stem}-{path.parent.name}.md"] = text
     return found

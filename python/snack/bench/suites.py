@@ -42,6 +42,10 @@ def _cuda() -> Iterable[Case]:
         yield from cases(PRODUCTS, _square(10_000), (sparsity,), (1,), dtypes, l2=("warm", "cold"))
         yield from cases(PRODUCTS, _square(10_000), (sparsity,), (4, 16), dtypes)
     yield from cases(PRODUCTS, _square(4096), (0.95,), (1, 16), dtypes)
+    yield from cases(PRODUCTS, _square(1024), (0.9,), (1, 8), dtypes)
+    yield from cases(PRODUCTS, _square(4096, 10_000), (0.9,), (8,), dtypes)
+    yield from cases(["spmm"], _square(10_000), (0.95, 0.99), (32, 64), ("bfloat16",))
+    yield from cases(["spmm"], _square(10_000), (0.99,), (256, 1024), ("bfloat16",))
     yield from cases(PRODUCTS, _square(500), (0.9, 0.99), (1,), dtypes)
 
 
