@@ -17,6 +17,7 @@ BACKENDS = ["reference", "cpu", "cuda"]
 TOP = ["defaults", "torch"]  # they may use everything, and nothing uses them; snack/snack.hpp includes defaults
 PYTHON_ORDER = ["errors", "_lib", "formats", "ops", "optim", "nn", "dst", "data", "bench", "cli"]
 
+NEVER = ("__restrict__", "__ldg")
 CUDA_HEADER = re.compile(r"cuda\w*\.h$|(cub|thrust|cute|cutlass|cooperative_groups)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 CPP_SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
@@ -66,14 +67,16 @@ def check_cpp(root: Path) -> list[str]:
 
 
 def check_kernels(root: Path) -> list[str]:
-    """Every CUDA kernel calls await_stream(): launch() may start it before the kernel in front of it has ended."""
+    """Every CUDA kernel calls await_stream(), and none takes memory for constant: launch() may start it before the one in front has ended."""
     problems, count = [], 0
     for file in sorted((root / "src/cuda").rglob("*.cu*")):
         for kernel in file.read_text().split("__global__")[1:]:
             count += 1
             if "await_stream();" not in kernel:
-                name = re.sub(r"__launch_bounds__\(.*\)\s", "", kernel.split("{")[0]).split("(")[0].split()[-1]
-                problems.append(f"{file.relative_to(root).as_posix()}: kernel {name} does not call await_stream()")
+                head = re.sub(r"__launch_bounds__\(.*?\)\s+(?=\w+\()", "", kernel.split("{")[0], flags=re.DOTALL)
+                problems.append(f"{file.relative_to(root).as_posix()}: kernel {head.split('(')[0].split()[-1]} does not call await_stream()")
+        code = "\n".join(line.split("//")[0] for line in file.read_text().splitlines())
+        problems += [f"{file.relative_to(root).as_posix()}: {word}, but the kernel before may still write" for word in NEVER if word in code]
     return problems if count else ["no CUDA kernel found: is this the repository root?"]
 
 

@@ -7,7 +7,7 @@ interpreter and this tree's Python files; the compiled parts come from build/gpu
 build) or are built here.
 
 With --only, the other steps keep what the committed results say of the same sources, tests and tools ("suite_hash"). The profile and the
-suites of the paper run only so (`--only paper-layer`), as much as fits into --limit; the next run goes on where they stopped.
+suites of the paper run only so (`--only paper-layer`): of a suite as much as fits into --limit; the next run goes on where it stopped.
 
 Usage: python tools/gpu_suite.py [--out FOLDER] [--only STEP,STEP] [--quick] [--limit SECONDS]
 """

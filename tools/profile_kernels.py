@@ -27,13 +27,13 @@ CASES = [
     ("sddmm", (10000, 10000), 0.95, 1, "float32"), ("sddmm", (10000, 10000), 0.9, 4, "float32"),
 ]
 STALLS = ("long_scoreboard", "short_scoreboard", "barrier", "wait", "mio_throttle", "lg_throttle", "math_pipe_throttle", "not_selected",
-          "no_instruction", "branch_resolve", "dispatch_stall", "membar")
+          "no_instruction", "branch_resolve", "dispatch_stall", "membar", "drain", "imc_miss", "tex_throttle", "sleeping", "misc")
 # name in the record: (metric, what to multiply it with)
 METRICS = {
     "time_us": ("gpu__time_duration.sum", 1e-3), "cycles": ("sm__cycles_elapsed.max", 1), "active_cycles": ("sm__cycles_active.avg", 1),
     "instructions": ("smsp__inst_executed.sum", 1), "issue_pct": ("smsp__issue_active.avg.pct_of_peak_sustained_elapsed", 1),
     "warps_active_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", 1),
-    "dram_bytes": ("dram__bytes.sum", 1), "l2_bytes": ("lts__t_bytes.sum", 1),
+    "dram_bytes": ("dram__bytes.sum", 1), "l2_bytes": ("lts__t_sectors_srcunit_tex.sum", 32),
     "l2_pct": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1),
     "lsu_pct": ("l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed", 1),
     "l1_pct": ("l1tex__throughput.avg.pct_of_peak_sustained_elapsed", 1),
@@ -136,8 +136,8 @@ def main() -> int:
 
     from snack.bench import records
 
-    document = {"schema": records.SCHEMA, "suite": "profile", "provenance": records.provenance(torch.device("cuda", 0)),
-                "records": of_cases(cases, launches(rows))}
+    facts = records.provenance(torch.device("cuda", 0)) | {"command": "python tools/profile_kernels.py"}
+    document = {"schema": records.SCHEMA, "suite": "profile", "provenance": facts, "records": of_cases(cases, launches(rows))}
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     if arguments.json:
         arguments.json.write_text(text)

@@ -24,7 +24,7 @@ def ratio(record: dict, peer: str) -> str:
     if "time_us" not in found:
         return "not run"
     value = found["time_us"] / record["time_us"]
-    text = f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
+    text = f"{value:.1f}×" if value >= 1 else f"{value:.2f}×"
     return text if value >= 1 else f"**{text}**"
 
 

@@ -132,7 +132,8 @@ STALLS = {  # why warps wait, in the words of Nsight Compute, and in ours
     "long_scoreboard": "global memory", "short_scoreboard": "shared memory", "barrier": "the block's other warps", "wait": "the instruction before",
     "mio_throttle": "room for shared memory's requests", "lg_throttle": "room for global memory's requests", "not_selected": "another warp's turn",
     "math_pipe_throttle": "an arithmetic unit", "no_instruction": "instructions", "branch_resolve": "a branch", "dispatch_stall": "dispatch",
-    "membar": "a fence",
+    "membar": "a fence", "drain": "its last stores", "imc_miss": "constants", "tex_throttle": "room for requests", "sleeping": "sleep",
+    "misc": "something else",
 }
 
 

@@ -10,8 +10,8 @@ namespace snack::cuda {
 
 template <class T, class Word, bool kTransposed>
 __global__ void __launch_bounds__(kThreads)
-    product_coo(const Word* __restrict__ index, const int64_t* __restrict__ tile_ptr, const T* __restrict__ values, const Strided<T> operand,
-                float* __restrict__ sums, int64_t features_out, int64_t strips, int64_t tiles, int64_t pieces, int64_t b0) {
+    product_coo(const Word* index, const int64_t* tile_ptr, const T* values, const Strided<T> operand,
+                float* sums, int64_t features_out, int64_t strips, int64_t tiles, int64_t pieces, int64_t b0) {
   await_stream();
   const int64_t blocks = tiles * pieces, b = blockIdx.x / blocks;
   for_slots_of_piece(index, tile_ptr, strips, pieces, blockIdx.x % blocks, [&](int64_t slot, int64_t row, int64_t col) {

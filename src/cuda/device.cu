@@ -64,7 +64,6 @@ CudaCapability ask(int device) {
 }
 
 std::mutex mutex;  // of what follows; nothing is freed: a card does not change, and plans keep their tables
-constexpr int kDevices = 64;
 std::atomic<const CudaCapability*> known[kDevices];
 std::vector<const CostTable*> tables;
 

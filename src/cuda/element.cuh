@@ -87,7 +87,7 @@ struct Eight {
     if (aligned && limit >= 8) {
 #pragma unroll
       for (int i = 0; i < 8 / kAWord; i += 4) {
-        const uint4 four = __ldg(reinterpret_cast<const uint4*>(p) + i / 4);
+        const uint4 four = reinterpret_cast<const uint4*>(p)[i / 4];
         word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
       }
       return;

@@ -10,8 +10,8 @@ namespace {
 
 // A block takes kThreads features of one batch column after the other.
 template <class T>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const float* __restrict__ partials, int splits, int64_t batch, int64_t features,
-                                                         const T* __restrict__ bias, T* __restrict__ y, uint32_t blocks_a_column) {
+__global__ void __launch_bounds__(kThreads) finish_kernel(const float* partials, int splits, int64_t batch, int64_t features,
+                                                         const T* bias, T* y, uint32_t blocks_a_column) {
   await_stream();
   constexpr int kAtOnce = kFinishAtOnce;
   const int64_t f = int64_t(blockIdx.x % blocks_a_column) * kThreads + threadIdx.x;

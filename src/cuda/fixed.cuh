@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) fixed_sums(const FixedProduct<T> a) 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) fixed_result(const FixedProduct<T> a, const T* __restrict__ bias, T* __restrict__ y) {
+__global__ void __launch_bounds__(kThreads) fixed_result(const FixedProduct<T> a, const T* bias, T* y) {
   await_stream();
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < a.batch * a.features_out; i += int64_t(gridDim.x) * blockDim.x) {
     const long long fixed = static_cast<long long>(a.sums[i]);

@@ -10,9 +10,10 @@ namespace snack::cuda {
 /// Throws Error unless `plan` is what make_cuda_plan gives for this problem and kernel on the current device, and the workspace holds it.
 inline void check(const Problem& problem, const Plan& plan, const Resources& resources) {
   const char* operation = name(problem.operation);
+  const CudaCapability& card = capability(current_device());
   const auto is_of_problem = [&] {
     try {
-      return plan == make_cuda_plan(problem, plan.regime, capability(current_device()), plan.kernel);
+      return plan == make_cuda_plan(problem, plan.regime, card, plan.kernel);
     } catch (const Error&) {  // the kernel cannot compute it
       return false;
     }

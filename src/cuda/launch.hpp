@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -21,8 +20,9 @@ inline void check(cudaError_t status, const char* operation) {
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-/// The first thing that every kernel does, at the latest before it reads or writes global memory: launch() may start it while the
-/// kernel before it on the stream still runs. Returns when that one is done and its results are there.
+/// What every kernel calls before it reads or writes global memory: launch() may start it while the kernel before it on the stream
+/// still runs. Returns when that one is done and its results are there. What it wrote was not constant while this kernel ran, so kernels
+/// know no __restrict__ and no __ldg().
 __device__ __forceinline__ void await_stream() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -37,11 +37,10 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-/// What CUDA said of a kernel, by device; 0: it was not asked.
+/// What is known of a kernel on a device.
 struct KernelFacts {
-  static constexpr int kDevices = 64;
-  std::atomic<int64_t> shared{0};   // dynamic shared memory that it may have
-  std::atomic<int> architecture{0};  // of the code that runs there: 80, 90, …
+  std::atomic<int> architecture{0};  // of the code that runs there: 80, 90, …; 0: CUDA was not asked yet
+  std::atomic<bool> has_room{false};  // it may have all the shared memory there is
 };
 
 /// Starts kernel<<<blocks, threads, shared, stream>>>(args...), which calls await_stream(). Throws Error when the launch is refused.
@@ -49,19 +48,22 @@ template <auto kKernel, class... Args>
 void launch(const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
   if (blocks <= 0) return;
   SNACK_CHECK(blocks <= kMaxGrid, operation, ": the problem needs ", blocks, " thread blocks, CUDA allows ", kMaxGrid, "; split the batch.");
-  static KernelFacts facts[KernelFacts::kDevices + 1];  // the last: of devices beyond, asked every time
-  const int device = std::min(current_device(), KernelFacts::kDevices);
+  static KernelFacts facts[kDevices];
+  const int device = current_device();
+  const CudaCapability& card = capability(device);  // throws beyond kDevices
   KernelFacts& known = facts[device];
-  int architecture = device < KernelFacts::kDevices ? known.architecture.load(std::memory_order_relaxed) : 0;
-  if (architecture == 0) {
+  constexpr int64_t kWithoutAsking = 40 * 1024;  // CUDA's 48 KiB, less room for what a kernel holds statically
+  const bool needs_room = shared > kWithoutAsking && !known.has_room.load(std::memory_order_relaxed);
+  int architecture = known.architecture.load(std::memory_order_relaxed);
+  if (architecture == 0 || needs_room) {
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kKernel), operation);
+    if (needs_room) {
+      const int most = int(card.shared_bytes - int64_t(attributes.sharedSizeBytes));
+      check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), operation);
+      known.has_room.store(true, std::memory_order_relaxed);
+    }
     known.architecture.store(architecture = attributes.ptxVersion, std::memory_order_relaxed);
-  }
-  constexpr int64_t kWithoutAsking = 40 * 1024;  // CUDA's 48 KiB, less room for what a kernel holds statically
-  if (shared > kWithoutAsking && (device == KernelFacts::kDevices || known.shared.load(std::memory_order_relaxed) < shared)) {
-    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), operation);
-    known.shared.store(shared, std::memory_order_relaxed);
   }
   cudaLaunchAttribute early = {};  // programmatic dependent launch: the kernel itself waits for the stream
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -37,9 +37,9 @@ struct Window {
 };
 
 /// Offsets of strips [s0, s0 + strips] of a panel from its first slot there; returns that slot. All threads; ends without a barrier.
-__device__ __forceinline__ int64_t stage_pointers(int* offsets, const int64_t* __restrict__ tile_ptr, int strips) {
-  const int64_t first = __ldg(tile_ptr);
-  for (int i = threadIdx.x; i <= strips; i += blockDim.x) offsets[i] = int(__ldg(tile_ptr + i) - first);
+__device__ __forceinline__ int64_t stage_pointers(int* offsets, const int64_t* tile_ptr, int strips) {
+  const int64_t first = *tile_ptr;
+  for (int i = threadIdx.x; i <= strips; i += blockDim.x) offsets[i] = int(tile_ptr[i] - first);
   return first;
 }
 

@@ -35,8 +35,8 @@ struct Work {
   double staged = 0, slots = 0, segments = 0, moved = 0;
 };
 
-// Of an L2 cache, what a call finds again that the call before it read: parts of a large cache keep copies of each other's lines. A
-// pattern of 60 MB came wholly from memory on a card with 63 MB of L2, one of 30 MB did not.
+// Of an L2 cache, what a call finds again that the call before it read: parts of a large cache keep copies of each other's lines. On a
+// card with 63 MB of L2 a pattern of 60 MB came wholly from memory, one of 20 MB hardly (docs/results/profile-h200.md).
 constexpr double kKept = 0.5;
 // Launches that finish() costs for kFinishAtOnce partial sums more.
 constexpr double kFinishTurn = 0.2;

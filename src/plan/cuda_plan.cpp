@@ -162,8 +162,8 @@ void plan_spmm_t(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.workspace_bytes = column * plan.batch_chunk;
 }
 
-// As many warps as there is room for column sums, or half where a block has few rows: every warp's sums are cleared and added. finish()
-// reads kFinishAtOnce partial sums at a time, so there are no more, or a multiple of it.
+// As many warps as there is room for column sums, or 16 where a block has few rows: every warp's sums are cleared and added. finish()
+// reads kFinishAtOnce partial sums at a time, so there are no more, or about a multiple of it.
 void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   const Geometry& g = p.geometry;
   plan.kernel = "spmm_t_rows";

@@ -26,6 +26,8 @@ namespace cuda {
 
 using Stream = CUstream_st*;
 
+inline constexpr int kDevices = 64;  // the most that are used
+
 /// Devices the driver shows; 0 without a driver or a card. Never throws.
 int device_count();
 

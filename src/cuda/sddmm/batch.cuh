@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kSddmmBatchThreads, 1) sddmm_batch(const __gri
         const int count = int(until - at);
         const uint16_t* index = a.index + at;
         int slot = int(threadIdx.x);
-        uint32_t next = slot < count ? __ldg(index + slot) : 0u;
+        uint32_t next = slot < count ? index[slot] : 0u;
         float row_dy[kVector] = {};
         uint32_t row = ~0u;
 #pragma unroll 1
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kSddmmBatchThreads, 1) sddmm_batch(const __gri
           for (int s = 0; s < kSddmmBatchStrips - 1; ++s) its_row += slot >= later[s] ? kStripRows : 0;
           // Where the column's line lies in shared memory, and the row's place.
           const uint32_t where = (x_at + Window::place(next & (kPanelCols - 1)) * 16) | Rows::place(its_row) << kPlaceBits;
-          if (slot + kStep < count) next = __ldg(index + slot + kStep);
+          if (slot + kStep < count) next = index[slot + kStep];
           float part[kLanes];
 #pragma unroll
           for (int k = 0; k < kLanes; ++k) {

@@ -36,10 +36,10 @@ struct SddmmChunk {
     const uint16_t* from = index + size_t(chunk) * kSlots;
     if (aligned && (chunk + 1) * kSlots <= slots) {
       if constexpr (kSlots == 4) {
-        const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+        const uint2 two = *reinterpret_cast<const uint2*>(from);
         pair[0] = two.x, pair[1] = two.y;
       } else {
-        const uint4 four = __ldg(reinterpret_cast<const uint4*>(from));
+        const uint4 four = *reinterpret_cast<const uint4*>(from);
         pair[0] = four.x, pair[1] = four.y, pair[2] = four.z, pair[3] = four.w;
       }
       return;

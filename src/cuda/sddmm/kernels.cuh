@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(cons
   for (int piece = 0; piece < slots; piece += kThreads * kSlots) {
     unsigned word[kSlots];
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) word[i] = __ldg(a.index + lo + min(piece + i * kThreads + int(threadIdx.x), slots - 1));
+    for (int i = 0; i < kSlots; ++i) word[i] = a.index[lo + min(piece + i * kThreads + int(threadIdx.x), slots - 1)];
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       const int slot = piece + i * kThreads + int(threadIdx.x);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, sddmm_resident(W)) sddmm_stream(cons
 }
 
 template <class Sink, class Word>
-__global__ void __launch_bounds__(kThreads) sddmm_slots(const Word* __restrict__ index, const int64_t* __restrict__ tile_ptr,
+__global__ void __launch_bounds__(kThreads) sddmm_slots(const Word* index, const int64_t* tile_ptr,
                                                         const Strided<typename Sink::Element> dy, const Strided<typename Sink::Element> x,
                                                         const Sink to, int64_t batch, int64_t strips, int64_t pieces) {
   await_stream();

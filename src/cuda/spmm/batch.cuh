@@ -79,7 +79,7 @@ struct GlobalLines {
   template <int kPieces>
   __device__ __forceinline__ void read(uint32_t at, uint4 (&x)[kPieces]) const {
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) x[j] = __ldg(reinterpret_cast<const uint4*>(first + at + j * kApart));
+    for (int j = 0; j < kPieces; ++j) x[j] = *reinterpret_cast<const uint4*>(first + at + j * kApart);
   }
 };
 
@@ -96,8 +96,8 @@ struct Segment {
     const int64_t* tile_at = a.tile_ptr + (int64_t{panel} * a.strips + int(row / kStripRows));
     const uint16_t* start_at = a.row_starts + (int64_t{panel} * int(a.out) + int(row));
     last = row % kStripRows == kStripRows - 1 || row + 1 == unsigned(a.out);
-    tile = __ldg(tile_at), start = __ldg(start_at);
-    stop = last ? __ldg(reinterpret_cast<const int*>(tile_at + 1)) : __ldg(start_at + 1);
+    tile = *tile_at, start = *start_at;
+    stop = last ? *reinterpret_cast<const int*>(tile_at + 1) : start_at[1];
   }
   __device__ __forceinline__ int64_t begin() const { return exists ? tile + start : 0; }
   __device__ __forceinline__ int count() const { return exists ? int(unsigned(stop) - (last ? unsigned(tile) : 0u)) - start : 0; }
@@ -187,7 +187,7 @@ class SegmentWalk {
     const T* values = a.values + at_;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i)
-      if (i * kLanes + lane() < left_) word_[i] = __ldg(index + i * kLanes), value_[i] = values[i * kLanes];
+      if (i * kLanes + lane() < left_) word_[i] = index[i * kLanes], value_[i] = values[i * kLanes];
   }
 
   int part_;
@@ -272,7 +272,7 @@ class ListWalk {
       }
       const uint32_t slot = its_shift_ + uint32_t(at_);
       line0_[i] = panel_ * (kPanelCols + 1);
-      if (exists_[i]) word_[i] = __ldg(a.index + slot), value_[i] = a.values[slot];
+      if (exists_[i]) word_[i] = a.index[slot], value_[i] = a.values[slot];
       at_ += kLanes;
     }
   }
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose_lines(const Strid
   for (int i = threadIdx.x; i < L::kCols * kTransposeFeatures; i += kTransposeThreads) {
     const int f = batch_first ? i / L::kCols : i % kTransposeFeatures, b = batch_first ? i % L::kCols : i / kTransposeFeatures;
     const bool exists = f0 + f < in && b0 + b < batch;
-    tile[b * kPitch + f] = exists ? __ldg(x.data + (b0 + b) * x.row_stride + (f0 + f) * x.col_stride) : Bits(0);
+    tile[b * kPitch + f] = exists ? x.data[(b0 + b) * x.row_stride + (f0 + f) * x.col_stride] : Bits(0);
   }
   __syncthreads();
   const int first = int(at % kPanelTiles) * kTransposeFeatures;

@@ -64,9 +64,9 @@ struct Chunk {
 
   __device__ __forceinline__ void load(const SpmmRows<T>& a, uint32_t at) {
     if (at < a.whole_chunks) {
-      words = __ldg(reinterpret_cast<const uint4*>(a.index) + at);
+      words = reinterpret_cast<const uint4*>(a.index)[at];
 #pragma unroll
-      for (int i = 0; i < kValueWords; ++i) values[i] = __ldg(reinterpret_cast<const uint4*>(a.values) + size_t(at) * kValueWords + i);
+      for (int i = 0; i < kValueWords; ++i) values[i] = reinterpret_cast<const uint4*>(a.values)[size_t(at) * kValueWords + i];
       return;
     }
     Eight<uint16_t> index;

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(batch_t_threads(Lines<T, kLanes>::kCols), batc
       for (int first = threadIdx.x; first < count; first += kLoads * kThreads) {
         uint32_t word[kLoads];
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) word[i] = first + i * kThreads < count ? __ldg(index + first + i * kThreads) : 0u;
+        for (int i = 0; i < kLoads; ++i) word[i] = first + i * kThreads < count ? index[first + i * kThreads] : 0u;
         load(first);
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {

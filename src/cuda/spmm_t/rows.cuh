@@ -41,7 +41,7 @@ struct RowStep {
     read_shared<W>(dy, scale);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      at[u] = sums + (word[u] & (kPanelCols - 1)) * (4 * W);
+      at[u] = sums + (word[u] & (kPanelCols - 1)) * (4 * W);  // of any word where there is no slot, and then not used
       if (has(u)) read_shared<W>(at[u], sum[u]);
     }
 #pragma unroll
@@ -56,7 +56,7 @@ struct RowStep {
   }
 };
 
-// A warp's way through consecutive rows.
+// A warp's way through consecutive rows; it begins behind the row in front of the first.
 template <class T, int W, int kAtOnce>
 struct RowSteps {
   const uint16_t* index;   // of slot 0, for this lane
@@ -75,7 +75,7 @@ struct RowSteps {
     step.dy = dy, step.count = end - at - int(threadIdx.x % 32);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
-      if (step.has(u)) step.word[u] = __ldg(index + at + 32 * u), step.value[u] = values[at + 32 * u];
+      if (step.has(u)) step.word[u] = index[at + 32 * u], step.value[u] = values[at + 32 * u];
     at = min(end, at + 32 * kAtOnce);
   }
 };
@@ -90,7 +90,7 @@ __device__ __forceinline__ int row_from(const int* start, int rows, int slot) {
 }
 static_assert(kStagedRows <= 32 * 32);
 
-// Steps under way: as many as registers allow. Where fewer were, warps of batch 4 waited for memory most of the time.
+// Steps under way: as many as registers allow at batch 1 and 2; at batch 4 more gain nothing, and fewer left warps waiting for memory.
 constexpr int rows_t_ahead(int width, int at_once) { return at_once == 1 ? (width == 1 ? 6 : 8) : (width == 1 ? 8 : width == 2 ? 12 : 20) / at_once; }
 
 template <class T, int W, int kAtOnce>
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(rows_t_threads(W)) spmm_t_rows(const __grid_co
       for (int i = threadIdx.x; i < rows; i += blockDim.x) dy[i * W + b] = b < count ? a.dy(a.b0 + b0 + b, row0 + i) : 0.f;
     __syncthreads();
     // The rows in which the warp's equal share of the slots begins and ends.
-    const auto row_at = [&](int number) { return number == warps ? rows : row_from(start, rows, int(int64_t(start[rows]) * number / warps)); };
+    const auto row_at = [&](int number) { return number == warps ? rows : row_from(start, rows, start[rows] * number / warps); };
     const int row = row_at(warp), stop = row_at(warp + 1), lane = threadIdx.x % 32, begin = start[row];
     RowSteps<T, W, kAtOnce> steps{a.index + first + lane, a.values + first + lane, start_at + 4 * (row + 1), dy_at + 4 * W * (row - 1), stop - row, begin, begin};
     RowStep<T, kAtOnce> ahead[kAhead];

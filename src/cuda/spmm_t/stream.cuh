@@ -26,9 +26,6 @@ struct Vector {
   __device__ __forceinline__ void load(const float* p) {
     if constexpr (W == 1) {
       of[0] = *p;
-    } else if constexpr (W == 2) {
-      const float2 v = *reinterpret_cast<const float2*>(p);
-      of[0] = v.x, of[1] = v.y;
     } else {
       static_assert(W == 4);
       const float4 v = *reinterpret_cast<const float4*>(p);
@@ -37,7 +34,6 @@ struct Vector {
   }
   __device__ __forceinline__ void store(float* p) const {
     if constexpr (W == 1) *p = of[0];
-    else if constexpr (W == 2) *reinterpret_cast<float2*>(p) = make_float2(of[0], of[1]);
     else *reinterpret_cast<float4*>(p) = make_float4(of[0], of[1], of[2], of[3]);
   }
   __device__ __forceinline__ void add(float value, const Vector& v) {
@@ -53,11 +49,11 @@ struct Chunks {
   float value[kAtOnce];
 
   template <class T>
-  __device__ __forceinline__ void load(const uint16_t* __restrict__ index, const T* __restrict__ values, int base, int end) {
+  __device__ __forceinline__ void load(const uint16_t* index, const T* values, int base, int end) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int slot = base + 32 * u + int(threadIdx.x) % 32;
-      word[u] = slot < end ? int(__ldg(index + slot)) : 0;
+      word[u] = slot < end ? int(index[slot]) : 0;
       value[u] = slot < end ? to_float(values[slot]) : 0.f;
     }
   }
