@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ def tests_of(suite: Suite, path: str, which: str, *options: str) -> dict:
 def python_tests(suite: Suite) -> dict:
     """Every Python test that runs on a card: products, autograd, graphs, streams, compile, rewire, training, errors. Side by side, as most
     of the time goes to the reference on the CPU; then those that need the card for themselves."""
-    side_by_side = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
+    side_by_side = ["-n", str(max(1, min(14, (os.cpu_count() or 1) - 2)))] if importlib.util.find_spec("xdist") else []
     parts = [tests_of(suite, "tests/python", "cuda and not alone", *side_by_side), tests_of(suite, "tests/python", "cuda and alone")]
     failed = [part["detail"] for part in parts if part["status"] != "passed"]
     return {"status": "failed" if failed else "passed", "tests": sum(part.get("tests", 0) for part in parts), "detail": "; ".join(failed)}
@@ -270,6 +271,8 @@ STEPS: dict[str, Callable[[Suite], dict]] = {
     "doctor": doctor, "python tests": python_tests, "several cards": several_cards, "C++ tests": cpp_tests, "compute-sanitizer": sanitizers,
     "C++ example": cpp_example, "training": training, "benchmark": benchmark,
 }
+# Neighbours among these run at once: none measures a time, and each keeps few cores busy and the card mostly idle.
+TOGETHER = ("C++ tests", "compute-sanitizer", "C++ example", "training")
 # Only where --only names them: each may take all the time of a run, or several runs.
 PARTS: dict[str, Callable[[Suite], dict]] = {name: paper(name) for name in ("paper-kernels", "paper-layer", "paper-memory", "tune")}
 PARTS["profile"] = profile
@@ -350,6 +353,19 @@ def earlier_steps(before: dict, suite_hash: str, is_part: bool) -> list[dict]:
     return [{"name": step["name"], **unknown, "most_tests": step["most_tests"]} for step in steps if "most_tests" in step]
 
 
+def run_steps(suite: Suite, names: list[str]) -> Iterator[tuple[str, dict]]:
+    """Names and results in the order given, with "seconds"; neighbours that are in TOGETHER run at once."""
+    def timed(name: str) -> dict:
+        start = time.monotonic()
+        found = (STEPS | PARTS)[name](suite)
+        return {**found, "seconds": round(time.monotonic() - start, 1)} if "status" in found else found
+
+    for together, group in itertools.groupby(names, lambda name: name in TOGETHER):
+        group = list(group)
+        with ThreadPoolExecutor(len(group) if together else 1) as pool:
+            yield from zip(group, pool.map(timed, group))
+
+
 def provenance(suite: Suite) -> dict:
     code = "import json, torch; from snack.bench import records; print(json.dumps(records.provenance(torch.device('cuda', 0))))"
     output = suite.run([sys.executable, "-c", code], 60)
@@ -367,10 +383,9 @@ def main() -> int:
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit
     chosen = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(STEPS)
-    steps_by_name = STEPS | PARTS
-    unknown = [name for name in chosen if name not in steps_by_name]
+    unknown = [name for name in chosen if name not in STEPS | PARTS]
     if unknown:
-        print(f"gpu-suite: --only {unknown[0]!r} is no step; choose among {', '.join(steps_by_name)}", file=sys.stderr)
+        print(f"gpu-suite: --only {unknown[0]!r} is no step; choose among {', '.join(STEPS | PARTS)}", file=sys.stderr)
         return 2
     try:
         import torch
@@ -402,7 +417,8 @@ def main() -> int:
         facts = provenance(suite)
     suite.out = (arguments.out or ROOT / "benchmarks/results" / str(facts["device"])).resolve()  # commands run in ROOT
     suite.out.mkdir(parents=True, exist_ok=True)
-    (suite.out / "gpu-suite.log").write_text("")
+    if not arguments.only:  # a part adds to the log
+        (suite.out / "gpu-suite.log").write_text("")
     suite.committed = ROOT / "benchmarks/results" / str(facts["device"])
     committed = suite.committed / "gpu-suite.json"
     before = json.loads(committed.read_text()) if committed.is_file() else {}
@@ -411,11 +427,8 @@ def main() -> int:
     document = {"schema": 1, "suite": "gpu-suite", "provenance": facts, "steps": steps}
 
     ran: list[dict] = []
-    for name in chosen:
-        start = time.monotonic()
-        found = steps_by_name[name](suite)
-        seconds = round(time.monotonic() - start, 1)
-        for title, step in ({name: {**found, "seconds": seconds}} if "status" in found else found).items():
+    for name, found in run_steps(suite, chosen):
+        for title, step in ({name: found} if "status" in found else found).items():
             step = hold(title, step, before)
             ran.append({"name": title, **step})
             document["steps"] = [s for s in document["steps"] if s["name"] != title] + ran[-1:]

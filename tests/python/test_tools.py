@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -149,6 +150,25 @@ def test_gpu_suite_fails_on_failures_skips_and_silence(tmp_path):
         assert gpu_suite.judge(good, report(tmp_path, **counts))["status"] == "failed"
     assert gpu_suite.judge(gpu_suite.Output(None, "stopped after 5 s"), report(tmp_path))["status"] == "failed"
     assert gpu_suite.judge(good, tmp_path / "absent.xml")["status"] == "failed"
+
+
+def test_gpu_suite_runs_side_by_side_what_measures_no_time(monkeypatch):
+    both, running = threading.Barrier(2, timeout=20), []
+
+    def step(name):
+        def run(suite):
+            running.append(name)
+            if name in gpu_suite.TOGETHER:
+                both.wait()  # fails where they run one after the other
+            return {"one": {"status": "passed"}} if name == "doctor" else {"status": "passed", "detail": name}
+
+        return run
+
+    names = ["doctor", "python tests", *gpu_suite.TOGETHER[:2], "benchmark"]
+    monkeypatch.setattr(gpu_suite, "STEPS", {name: step(name) for name in names})
+    found = list(gpu_suite.run_steps(None, names))
+    assert [name for name, _ in found] == names and running[:2] == names[:2] and running[-1] == "benchmark"
+    assert found[0][1] == {"one": {"status": "passed"}} and all("seconds" in step for _, step in found[1:])
 
 
 def test_gpu_suite_fails_on_fewer_tests():
