@@ -26,14 +26,19 @@ CASES = [
     ("spmm_t", (500, 500), 0.9, 1, "float32"), ("spmm_t", (4096, 4096), 0.95, 1, "bfloat16"), ("spmm_t", (10000, 10000), 0.9, 16, "bfloat16"),
     ("sddmm", (10000, 10000), 0.95, 1, "float32"), ("sddmm", (10000, 10000), 0.9, 4, "float32"),
 ]
-STALLS = ("long_scoreboard", "short_scoreboard", "barrier", "wait", "mio_throttle", "lg_throttle", "math_pipe_throttle", "not_selected",
-          "no_instruction", "branch_resolve", "dispatch_stall", "membar", "drain", "imc_miss", "tex_throttle", "sleeping", "misc")
+STALLS = {  # why warps wait, in the words of Nsight Compute, and in ours
+    "long_scoreboard": "global memory", "short_scoreboard": "shared memory", "barrier": "the block's other warps", "wait": "the instruction before",
+    "mio_throttle": "room for shared memory's requests", "lg_throttle": "room for global memory's requests", "not_selected": "another warp's turn",
+    "math_pipe_throttle": "an arithmetic unit", "no_instruction": "instructions", "branch_resolve": "a branch", "dispatch_stall": "dispatch",
+    "membar": "a fence", "drain": "its last stores", "imc_miss": "constants", "tex_throttle": "room for requests", "sleeping": "sleep",
+    "misc": "something else",
+}
 # name in the record: (metric, what to multiply it with)
 METRICS = {
     "time_us": ("gpu__time_duration.sum", 1e-3), "cycles": ("sm__cycles_elapsed.max", 1), "active_cycles": ("sm__cycles_active.avg", 1),
     "instructions": ("smsp__inst_executed.sum", 1), "issue_pct": ("smsp__issue_active.avg.pct_of_peak_sustained_elapsed", 1),
     "warps_active_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", 1),
-    "dram_bytes": ("dram__bytes.sum", 1), "l2_bytes": ("lts__t_sectors_srcunit_tex.sum", 32),
+    "dram_bytes": ("dram__bytes.sum", 1), "l2_bytes": ("lts__t_bytes.sum", 1),
     "l2_pct": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1),
     "lsu_pct": ("l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed", 1),
     "l1_pct": ("l1tex__throughput.avg.pct_of_peak_sustained_elapsed", 1),

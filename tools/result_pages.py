@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from profile_kernels import STALLS
+
 from snack.bench.suites import SUITES
 from snack.cli.bench_tables import human_energy
 from snack.cli.common import human_bytes, human_ratio, human_time
@@ -128,22 +130,14 @@ def page(document: dict, source: str, root: Path) -> str:
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 
 
-STALLS = {  # why warps wait, in the words of Nsight Compute, and in ours
-    "long_scoreboard": "global memory", "short_scoreboard": "shared memory", "barrier": "the block's other warps", "wait": "the instruction before",
-    "mio_throttle": "room for shared memory's requests", "lg_throttle": "room for global memory's requests", "not_selected": "another warp's turn",
-    "math_pipe_throttle": "an arithmetic unit", "no_instruction": "instructions", "branch_resolve": "a branch", "dispatch_stall": "dispatch",
-    "membar": "a fence", "drain": "its last stores", "imc_miss": "constants", "tex_throttle": "room for requests", "sleeping": "sleep",
-    "misc": "something else",
-}
-
-
 def profile_page(document: dict, source: str) -> str:
     """Where the time goes: every kernel of tools/profile_kernels.py."""
     lines = [
         "# profile: where the time of a product goes", "", source, "",
         "Nsight Compute runs every kernel alone and several times: times are longer than in a graph, and the shares count. Memory: bytes between "
-        "L2 and memory, and their rate. L2: bytes that the multiprocessors ask of it. Load/store: how busy the unit is that serves global and "
-        "shared memory. Instructions: the turns to issue one that are used. Waits: what most of the waiting warps wait for.", "",
+        "L2 and memory, and their rate. L2: bytes that move through it, between its parts, too. Load/store: how busy the unit is that serves "
+        "global and shared memory. Instructions: the turns to issue one that are used. Waits: what most of the waiting warps wait for, of the "
+        "reasons in the record.", "",
         "| product | kernel | time | memory | L2 | load/store | instructions | waits |", "|---" * 8 + "|",
     ]
     for r in document["records"]:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import gpu_suite  # noqa: E402
+import profile_kernels  # noqa: E402
 import readme_tables  # noqa: E402
 import result_pages  # noqa: E402
 
@@ -60,6 +61,46 @@ def test_pages_without_records_and_records_without_pages_are_found(tmp_path, mon
     assert status == 1 and "paper-memory-h200.md is not" in said and "paper-kernels-h200.md is not" in said
     tables()
     assert tables("--check")[0] == 0 and not (tmp_path / "docs/results/paper-kernels-h200.md").exists()
+
+
+def ncu_page(*kernels: tuple[str, str]) -> str:
+    """What ncu prints of kernels (name, microseconds): only the metrics that it knows."""
+    metrics = [metric for metric, _ in profile_kernels.METRICS.values()]
+
+    def cells(of_time, of_bytes, of_others):
+        return [of_time if "duration" in metric else of_bytes if metric.endswith("bytes.sum") else of_others for metric in metrics]
+
+    head, units = ["ID", "Kernel Name", *metrics], ["", "", *cells("usecond", "Mbyte", "")]
+    rows = [[str(i), name, *cells(time, "1,000.5", "2")] for i, (name, time) in enumerate(kernels)]
+    return "\n".join(",".join(f'"{cell}"' for cell in row) for row in (head, units, *rows))
+
+
+def test_a_profile_has_the_second_call_of_every_case():
+    one, two = "void snack::cuda::spmm_t_rows<float, 1, 4>(Args<float>)", "finish_kernel"
+    lines, batch = "transpose_lines", "spmm_batch"
+    calls = [(one, "9"), (two, "1"), (one, "8"), (two, "2"), (lines, "3"), (batch, "30"), (lines, "4"), (batch, "40")]
+    kernels = profile_kernels.launches(ncu_page(*calls))
+    assert kernels[0]["name"] == "spmm_t_rows" and kernels[0]["time_us"] == 9 and kernels[0]["dram_bytes"] == 1.0005e9
+    facts = {"out": 8, "in": 4, "sparsity": 0.9, "batch": 1, "dtype": "float32"}
+    cases = [{"routine": "spmm_t", "kernel": "spmm_t_rows", **facts}, {"routine": "spmm", "kernel": batch, **facts}]
+    records = profile_kernels.of_cases(cases, kernels)
+    assert [[(k["name"], k["time_us"]) for k in r["kernels"]] for r in records] == [[("spmm_t_rows", 8), (two, 2)], [(lines, 4), (batch, 40)]]
+    text = result_pages.profile_page({"records": records}, "Source: here.")
+    assert "Source: here." in text and "| spmm_t 8 × 4, 90 %, batch 1, float32 | `spmm_t_rows` | 8.00 µs |" in text and "|  | `spmm_batch` |" in text
+    with pytest.raises(AssertionError, match="belong to no case"):
+        profile_kernels.of_cases(cases[:1], kernels)
+    with pytest.raises(AssertionError, match="was launched"):
+        profile_kernels.of_cases([{**cases[0], "kernel": "spmm_rows"}], kernels)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(3, "not run"), (1, "failed"), (None, "failed"), (0, "failed")])  # 0 without a file
+def test_a_profile_that_cannot_be_taken_is_not_passed(tmp_path, status, expected):
+    class Fake(gpu_suite.Suite):
+        def run(self, command, limit, **environment):
+            return gpu_suite.Output(status, "profile: ncu (Nsight Compute) is not installed")
+
+    suite = Fake(out=tmp_path, compiled=tmp_path, data=None, deadline=gpu_suite.time.monotonic() + 500, is_quick=False)
+    assert gpu_suite.PARTS["profile"](suite) == {"status": expected, "detail": "profile: ncu (Nsight Compute) is not installed"}
 
 
 def test_printed_numbers_say_where_and_how_they_are_read():
