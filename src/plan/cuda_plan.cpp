@@ -66,9 +66,10 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.batch_block = width;
   const int64_t chunks = g.nnz / std::max<int64_t>(1, 8 * g.segments()) + 1, widths = ceil_div(batch, width);
   // A second block a multiprocessor hides more latency and costs a second copy of x; it pays where there is much to read.
-  int64_t resident = chunks >= kManyChunks ? rows_resident(width) : 1;
+  const bool is_late = bytes == 2 || g.nnz * (bytes + 2) > card.l2_bytes;
+  int64_t resident = chunks >= (is_late ? kManySlowChunks : kManyChunks) ? rows_resident(width) : 1;
   const auto fitting = [&] {
-    const int64_t room = card.shared_bytes / resident - 2048 - kTableBytes;  // 2 KiB: what is static, and the system's
+    const int64_t room = (card.shared_bytes - kTableBytes) / resident - 2048;  // 2 KiB: what is static, and the system's
     return std::max<int64_t>(1, room / (int64_t{kPanelCols} << log2_column(bytes, width)) - 1);
   };
   if (fitting() < g.panels()) resident = 1;
@@ -77,7 +78,7 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.splits = std::clamp<int64_t>(places / std::max<int64_t>(1, g.out * widths), plan.splits, g.panels());  // very few rows
   plan.splits = ceil_div(g.panels(), ceil_div(g.panels(), plan.splits));
   const int64_t panels = ceil_div(g.panels(), plan.splits);
-  plan.rows = std::clamp<int64_t>(ceil_div(g.out * plan.splits, places), 1, kTableBytes / (8 * panels));
+  plan.rows = std::clamp<int64_t>(ceil_div(g.out * plan.splits, places), 1, kTableBytes / (8 * panels * resident));
 
   // As many lanes as the segment has chunks, or half of that where the rounds of a block would end on idle teams.
   const auto busy = [&](int64_t lanes) {

@@ -4,7 +4,7 @@
 // strips at a time:
 //   stage   the strips' rows of dy (W floats a row) and where their tiles begin
 //   walk    a thread takes chunks of slots whose values fill 16 bytes: one load of their words, a read of x each, a read of dy
-//           where the row changes, and the sink. The words of its next chunk are under way meanwhile
+//           where the row changes, and the sink. The words of the next chunks are under way meanwhile
 // Sums are float, in the order of the batch: results repeat bit for bit. Read: nnz * 2, and the windows once a block; beside that
 // what the sink reads and writes. Limits: 2^32 - 16 slots; requests to shared memory.
 #pragma once
@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
   await_stream();
   using T = typename Sink::Element;
   using X = Columns<T, W>;
+  constexpr int kAhead = Sink::kAhead;
   extern __shared__ float4 shared[];
   __shared__ uint32_t start[kStagedStrips + 1], first_strip, last_strip;
   float* dy = reinterpret_cast<float*>(shared);
@@ -98,12 +99,14 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
     constexpr int kSlots = SddmmChunk<T>::kSlots;
     const uint32_t to = min(end, start[strips]), last = (to + kSlots - 1) / kSlots;
     uint32_t chunk = from / kSlots + threadIdx.x;
-    SddmmChunk<T> next{};
-    if (chunk < last) next.load(a.index, chunk, a.slots, a.aligned);
+    SddmmChunk<T> ahead[kAhead];
+    const auto fetch = [&](SddmmChunk<T>& into, uint32_t chunk) {
+      if (chunk < last) into.load(a.index, chunk, a.slots, a.aligned);
+    };
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d) fetch(ahead[d], chunk + d * kChunkThreads);
     int s = 0;
-    for (; chunk < last; chunk += kChunkThreads) {
-      const SddmmChunk<T> now = next;
-      if (chunk + kChunkThreads < last) next.load(a.index, chunk + kChunkThreads, a.slots, a.aligned);
+    const auto add = [&](const SddmmChunk<T>& now, uint32_t chunk) {
       float from_dy[W];
       int row = -1;
       const auto product = [&](uint32_t word) {
@@ -133,6 +136,23 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
           while (start[s + 1] <= slot) ++s;
           sink.one(slot, product(a.index[slot]));
         }
+      }
+    };
+    if constexpr (kAhead == 1) {  // the copy waits for its load before the next is issued, but two places would need more registers
+#pragma unroll 1
+      for (; chunk < last; chunk += kChunkThreads) {
+        const SddmmChunk<T> now = ahead[0];
+        fetch(ahead[0], chunk + kChunkThreads);
+        add(now, chunk);
+      }
+    }
+#pragma unroll 1
+    while (kAhead > 1 && chunk < last) {
+#pragma unroll
+      for (int d = 0; d < kAhead; ++d, chunk += kChunkThreads) {
+        if (chunk >= last) break;
+        add(ahead[d], chunk);
+        fetch(ahead[d], chunk + kAhead * kChunkThreads);
       }
     }
     from = to;

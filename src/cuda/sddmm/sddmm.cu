@@ -8,6 +8,7 @@ namespace snack::cuda {
 template <class T>
 struct StoreGradient {
   using Element = T;
+  static constexpr int kAhead = 2;  // chunks whose words are under way
   T* dvalues;
   bool aligned;  // dvalues lie on 16 bytes
 

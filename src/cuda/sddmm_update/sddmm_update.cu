@@ -31,6 +31,7 @@ struct UpdateValues {
 
   // 16 bytes of each array. With two states they would not fit into the registers while the products are made.
   static constexpr bool kIsEarly = kStates < 2;
+  static constexpr int kAhead = kIsEarly ? 2 : 1;
   static constexpr int kSlots = 16 / sizeof(T);
   struct alignas(16) Loaded {
     T element[1 + kStates][kSlots];
