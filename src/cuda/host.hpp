@@ -23,4 +23,11 @@ inline void check(const Problem& problem, const Plan& plan, const Resources& res
   check_workspace(operation, resources.workspace, resources.workspace_bytes, plan.workspace_bytes, 256);
 }
 
+/// The values of `nnz` slots, if the plan says so.
+template <class T>
+EvictFirst evict_first(const Plan& plan, const T* values, int64_t nnz) {
+  if (!plan.evict_first) return {};
+  return {values, nnz * int64_t(sizeof(T))};
+}
+
 }  // namespace snack::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -43,9 +44,15 @@ struct KernelFacts {
   std::atomic<bool> has_room{false};  // it may have all the shared memory there is
 };
 
+/// What a launch reads or writes that leaves the L2 cache before all else does; null: nothing.
+struct EvictFirst {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 /// Starts kernel<<<blocks, threads, shared, stream>>>(args...), which calls await_stream(). Throws Error when the launch is refused.
 template <auto kKernel, class... Args>
-void launch(const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
+void launch(const EvictFirst& first, const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
   if (blocks <= 0) return;
   SNACK_CHECK(blocks <= kMaxGrid, operation, ": the problem needs ", blocks, " thread blocks, CUDA allows ", kMaxGrid, "; split the batch.");
   static KernelFacts facts[kDevices];
@@ -56,30 +63,48 @@ void launch(const char* operation, int64_t blocks, int threads, int64_t shared, 
   const bool needs_room = shared > kWithoutAsking && !known.has_room.load(std::memory_order_relaxed);
   int architecture = known.architecture.load(std::memory_order_relaxed);
   if (architecture == 0 || needs_room) {
-    cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, kKernel), operation);
+    cudaFuncAttributes code;
+    check(cudaFuncGetAttributes(&code, kKernel), operation);
     if (needs_room) {
-      const int most = int(card.shared_bytes - int64_t(attributes.sharedSizeBytes));
+      const int most = int(card.shared_bytes - int64_t(code.sharedSizeBytes));
       check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), operation);
       known.has_room.store(true, std::memory_order_relaxed);
     }
-    known.architecture.store(architecture = attributes.ptxVersion, std::memory_order_relaxed);
+    known.architecture.store(architecture = code.ptxVersion, std::memory_order_relaxed);
   }
-  cudaLaunchAttribute early = {};  // programmatic dependent launch: the kernel itself waits for the stream
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (architecture >= 90) {  // programmatic dependent launch: the kernel itself waits for the stream, which older code does not
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  int window_bytes = 0;
+  if (first.data != nullptr) check(cudaDeviceGetAttribute(&window_bytes, cudaDevAttrMaxAccessPolicyWindowSize, device), operation);
+  if (window_bytes > 0) {
+    attributes[count].id = cudaLaunchAttributeAccessPolicyWindow;
+    cudaAccessPolicyWindow& window = attributes[count++].val.accessPolicyWindow;
+    window.base_ptr = const_cast<void*>(first.data);
+    window.num_bytes = size_t(std::min(first.bytes, int64_t{window_bytes}));
+    window.hitRatio = 1;
+    window.hitProp = cudaAccessPropertyStreaming;
+    window.missProp = cudaAccessPropertyNormal;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(unsigned(blocks));
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(shared);
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = architecture >= 90 ? 1 : 0;  // older code does not wait
+  config.attrs = attributes;
+  config.numAttrs = count;
   const cudaError_t status = cudaLaunchKernelEx(&config, kKernel, args...);  // unlike <<<>>>, it tells an older error from its own
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
   fail(operation, ": CUDA reports '", cudaGetErrorString(status), "' for ", blocks, " blocks of ", threads, " threads and ", shared,
        " bytes of shared memory.");
+}
+template <auto kKernel, class... Args>
+void launch(const char* operation, int64_t blocks, int threads, int64_t shared, Stream stream, const Args&... args) {
+  launch<kKernel>(EvictFirst{}, operation, blocks, threads, shared, stream, args...);
 }
 
 }  // namespace snack::cuda

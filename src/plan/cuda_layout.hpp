@@ -22,8 +22,8 @@ inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that
 // spmm_rows
 inline constexpr int kRowsThreads = 640;      // the most a block may have
 constexpr int rows_resident(int width) { return width == 1 ? 2 : 1; }  // blocks that registers must leave room for
-inline constexpr int64_t kManyChunks = 12;    // of eight slots, a segment: two blocks share a multiprocessor from here on,
-inline constexpr int64_t kManySlowChunks = 6; // or from here on where slots are many and come late: 16-bit values, or from memory
+// Chunks of eight slots, a segment, from which on two blocks share a multiprocessor: values of 32 bits, of 16, or from memory.
+inline constexpr int64_t kManyChunks = 12, kManyHalfChunks = 6, kManyFarChunks = 3;
 inline constexpr int kLongSegments = 4;       // a row is left to the whole block if it has a segment so many times the mean
 inline constexpr int64_t kTableBytes = 32 << 10;  // the most that tables of segments may take, of a multiprocessor
 inline constexpr int64_t kMaxRowsSlots = (int64_t{1} << 32) - 16;  // slots that its 32-bit numbers reach

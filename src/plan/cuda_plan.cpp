@@ -56,6 +56,11 @@ int rows_width(int64_t batch, DType dtype) {
   return width;
 }
 
+// Whether the pattern and its values are more than this share of the L2 cache. Of 0.7 and less a call finds about all again.
+bool overfills(const Problem& p, const CudaCapability& card, double share) {
+  return double(p.geometry.nnz) * double(index_bytes(p.geometry.packing) + size_of(p.dtype)) > share * double(card.l2_bytes);
+}
+
 // One block a place on the card, each with all panels of x where they fit. A team has about as many lanes as a segment has
 // chunks of eight slots, and more groups of them, one a panel, while the block has threads to spare.
 void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
@@ -66,8 +71,8 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.batch_block = width;
   const int64_t chunks = g.nnz / std::max<int64_t>(1, 8 * g.segments()) + 1, widths = ceil_div(batch, width);
   // A second block a multiprocessor hides more latency and costs a second copy of x; it pays where there is much to read.
-  const bool is_late = bytes == 2 || g.nnz * (bytes + 2) > card.l2_bytes;
-  int64_t resident = chunks >= (is_late ? kManySlowChunks : kManyChunks) ? rows_resident(width) : 1;
+  const int64_t many = overfills(p, card, 0.7) ? kManyFarChunks : bytes == 2 ? kManyHalfChunks : kManyChunks;
+  int64_t resident = chunks >= many ? rows_resident(width) : 1;
   const auto fitting = [&] {
     const int64_t room = (card.shared_bytes - kTableBytes) / resident - 2048;  // 2 KiB: what is static, and the system's
     return std::max<int64_t>(1, room / (int64_t{kPanelCols} << log2_column(bytes, width)) - 1);
@@ -94,6 +99,7 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.out * 4;
   plan.batch_chunk = chunk_of(p.batch, width, column, ceil_div(g.out, plan.rows) * plan.splits);
   plan.workspace_bytes = column * plan.batch_chunk;
+  plan.evict_first = batch <= width && overfills(p, card, 0.7);
   plan.reason = "every row is one team's, all of x lies in shared memory";
 }
 
@@ -183,6 +189,7 @@ void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) 
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;
   plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, g.panels() * plan.splits);
   plan.workspace_bytes = column * plan.batch_chunk;
+  plan.evict_first = p.batch <= plan.batch_block && overfills(p, card, 0.7);
   plan.reason = "a warp a row, column sums of its own";
 }
 
@@ -246,10 +253,12 @@ void plan_sddmm_chunks(const Problem& p, const CudaCapability& card, Plan& plan)
   const Geometry& g = p.geometry;
   plan.kernel = "sddmm_chunks";
   plan.threads = kChunkThreads;
-  plan.batch_block = plan.batch_chunk = std::max<int64_t>(1, p.batch);
+  plan.batch_chunk = std::max<int64_t>(1, p.batch);
   plan.batch_block = rows_width(plan.batch_chunk, p.dtype);
   const int64_t a_block = 2 * kChunkThreads;  // slots, or fewer are not worth a block
   plan.splits = std::clamp<int64_t>(2 * int64_t{card.multiprocessors} / g.panels(), 1, ceil_div(g.nnz, g.panels() * a_block));
+  // Values that are written come back to memory; of many, the cache gains nothing by the pattern.
+  plan.evict_first = p.operation == Operation::kSddmmUpdate && overfills(p, card, 0.7) && !overfills(p, card, 1.5);
   plan.reason = "eight slots a thread at a time, equal shares of the slots";
 }
 

@@ -34,7 +34,8 @@ std::string to_string(const Plan& plan) {
   text << name(plan.regime);
   if (plan.regime == Regime::kPanel) text << ", panels of " << plan.panel_rows << " rows";
   else text << ", batch blocks of " << plan.batch_block;
-  text << ", workspace " << plan.workspace_bytes << " bytes, format " << int64_t(plan.floor_bytes) << " bytes: " << plan.reason;
+  text << ", workspace " << plan.workspace_bytes << " bytes, format " << int64_t(plan.floor_bytes) << " bytes: " << plan.reason
+       << (plan.evict_first ? "; values leave the L2 cache first" : "");
   return text.str();
 }
 

@@ -293,6 +293,21 @@ def test_every_product_is_captured(operation, nnz, dtype):
     problems.assert_close(operation, other, result)
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_values_that_leave_the_l2_cache_first(operation):
+    """Of a layer that overfills it the launch has an access policy: eager and captured."""
+    nnz = torch.cuda.get_device_properties(DEVICE).L2_cache_size // 6
+    p = make_large(8192, 8192, 4, nnz, torch.float32, DEVICE)
+    card = torch.ops.snack.cuda_capability(DEVICE.index)
+    plan = torch.ops.snack.explain_cuda(OPERATIONS.index(operation), 8192, 8192, nnz, 4, torch.float32, 0, *card, "")
+    assert operation == "sddmm" or "values leave the L2 cache first" in plan
+    eager = check(operation, p)
+    graph, result = capture(lambda: problems.run(torch.ops.snack, operation, p))
+    result.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(result, eager)
+
+
 @pytest.mark.parametrize(("in_features", "sparsity"), [(1100, 0.9), (1100, 0.9995)], ids=["narrow", "tall"])
 def test_a_thousand_edits_and_a_graph_captured_before(in_features, sparsity):
     layer = SparseLinear(in_features, 300, sparsity=sparsity, device=DEVICE)

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
   await_stream();
   using T = typename Sink::Element;
   using X = Columns<T, W>;
-  constexpr int kAhead = Sink::kAhead;
+  constexpr int kAhead = W < 8 ? Sink::kAhead : 2;
   extern __shared__ float4 shared[];
   __shared__ uint32_t start[kStagedStrips + 1], first_strip, last_strip;
   float* dy = reinterpret_cast<float*>(shared);
@@ -138,21 +138,20 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
         }
       }
     };
-    if constexpr (kAhead == 1) {  // the copy waits for its load before the next is issued, but two places would need more registers
 #pragma unroll 1
-      for (; chunk < last; chunk += kChunkThreads) {
-        const SddmmChunk<T> now = ahead[0];
-        fetch(ahead[0], chunk + kChunkThreads);
-        add(now, chunk);
-      }
-    }
-#pragma unroll 1
-    while (kAhead > 1 && chunk < last) {
+    while (chunk < last) {
 #pragma unroll
-      for (int d = 0; d < kAhead; ++d, chunk += kChunkThreads) {
+      for (int d = 0; d < kAhead; ++d, chunk += kChunkThreads) {  // a place for each: a copy from one to the next would wait for its load
         if (chunk >= last) break;
-        add(ahead[d], chunk);
-        fetch(ahead[d], chunk + kAhead * kChunkThreads);
+        const uint32_t next = chunk + kAhead * kChunkThreads;
+        if constexpr (W < 8) {
+          const SddmmChunk<T> now = ahead[d];
+          fetch(ahead[d], next);
+          add(now, chunk);
+        } else {  // fewer registers
+          add(ahead[d], chunk);
+          fetch(ahead[d], next);
+        }
       }
     }
     from = to;

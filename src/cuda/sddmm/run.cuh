@@ -33,7 +33,7 @@ class SddmmRun {
       const auto* index = static_cast<const uint16_t*>(pattern_.index);
       const SddmmChunks<Sink> a{index, pattern_.tile_ptr, dy_, x_, sink_, g_.out, g_.in, uint32_t(g_.panels()), uint32_t(plan_.splits),
                                 uint32_t(g_.strips()), uint32_t(g_.nnz), int(batch_), is_aligned_16(index)};
-      launch<sddmm_chunks<Sink, W>>(operation_, g_.panels() * plan_.splits, plan_.threads, chunks_shared(sizeof(T), W), stream_, a);
+      launch<sddmm_chunks<Sink, W>>(evict_first(plan_, sink_.rewritten(), g_.nnz), operation_, g_.panels() * plan_.splits, plan_.threads, chunks_shared(sizeof(T), W), stream_, a);
     }
   }
 

@@ -14,6 +14,8 @@ struct UpdateValues {
   T *values, *state0, *state1;
   bool aligned;  // values and states lie on 16 bytes
 
+  /// What is read and written, unless states are as well: then nothing of it stays anyway.
+  const T* rewritten() const { return kStates == 0 ? values : nullptr; }
   __device__ __forceinline__ UpdateValues started() const {
     UpdateValues sink = *this;
     sink.rule.read(lr, step);

@@ -63,7 +63,7 @@ void rows(const SpmmArgs& args, const Plan& plan, const Resources& resources) {
   a.long_chunks = int(kLongSegments * std::max<int64_t>(plan.lanes, g.nnz / (8 * g.segments()) + 1));
   for (a.b0 = 0; a.b0 < args.x.rows; a.b0 += plan.batch_chunk) {
     a.batch = std::min(plan.batch_chunk, args.x.rows - a.b0);
-    launch<spmm_rows<T, W>>("spmm", int64_t{a.runs} * a.splits * ceil_div(a.batch, W), plan.threads,
+    launch<spmm_rows<T, W>>(evict_first(plan, a.values, g.nnz), "spmm", int64_t{a.runs} * a.splits * ceil_div(a.batch, W), plan.threads,
                             rows_shared(sizeof(T), W, a.panels_a_split, plan.rows), resources.stream, a);
     if (a.partials != nullptr)
       finish("spmm", a.partials, a.splits, a.batch, a.out, args.bias, args.dtype, a.y + a.b0 * a.out, resources.stream);

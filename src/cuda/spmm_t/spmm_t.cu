@@ -24,7 +24,8 @@ void run(const SpmmTArgs& args, const Plan& plan, const Resources& resources, in
   a.panels = uint32_t(g.panels()), a.splits = uint32_t(plan.splits);
   for (a.b0 = 0; a.b0 < args.dy.rows; a.b0 += plan.batch_chunk) {
     a.batch = std::min(plan.batch_chunk, args.dy.rows - a.b0);
-    launch<kKernel>("spmm_t", g.panels() * plan.splits * ceil_div(a.batch, columns), plan.threads, shared, resources.stream, a);
+    launch<kKernel>(evict_first(plan, a.values, g.nnz), "spmm_t", g.panels() * plan.splits * ceil_div(a.batch, columns), plan.threads, shared,
+                    resources.stream, a);
     if (a.partials != nullptr)
       finish("spmm_t", a.partials, a.splits, a.batch, a.in, nullptr, args.dtype, a.dx + a.b0 * a.in, resources.stream);
   }
