@@ -14,7 +14,7 @@ struct StoreGradient {
 
   const T* rewritten() const { return nullptr; }
   __device__ __forceinline__ const StoreGradient& started() const { return *this; }
-  __device__ __forceinline__ void one(int64_t slot, float gradient) const { __stcs(dvalues + slot, from_float<T>(gradient)); }
+  __device__ __forceinline__ void one(int64_t slot, float gradient) const { dvalues[slot] = from_float<T>(gradient); }
   struct Nothing {};
   __device__ __forceinline__ Nothing early(size_t) const { return {}; }
   template <int kSlots>
@@ -23,7 +23,7 @@ struct StoreGradient {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) element[i] = from_float<T>(gradient[i]);
     if (aligned) {
-      __stcs(reinterpret_cast<uint4*>(dvalues + slot), *reinterpret_cast<const uint4*>(element));  // leaves L2 first: the pattern stays
+      *reinterpret_cast<uint4*>(dvalues + slot) = *reinterpret_cast<const uint4*>(element);
     } else {
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) dvalues[slot + i] = element[i];
