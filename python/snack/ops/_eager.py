@@ -112,11 +112,11 @@ def _spmm_gradients(ctx, dy: Tensor, needs_values: bool, needs_x: bool, needs_bi
         if needs_values and may_defer:
             dvalues = deferred(ctx, index, tile_ptr, dy, x, ctx.tail)
     with guard():
-        return [
-            sampled(index, tile_ptr, dy, x, *ctx.tail) if needs_values and dvalues is None else dvalues,
-            transposed(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None,
-            dy.sum(0) if needs_bias else None,
-        ]
+        dbias = dy.sum(0) if needs_bias else None
+        dx = transposed(index, tile_ptr, values, dy, *ctx.tail) if needs_x else None
+        if needs_values and dvalues is None:  # last: the optimiser finds what a card's L2 cache holds of it
+            dvalues = sampled(index, tile_ptr, dy, x, *ctx.tail)
+        return [dvalues, dx, dbias]
 
 
 class _Ordinary(torch.autograd.Function):

@@ -87,9 +87,9 @@ def _spmm_backward(ctx, dy):
     index, tile_ptr, values, x = ctx.saved_tensors
     _, _, needs_values, needs_x, needs_bias, *_ = ctx.needs_input_grad
     tail = (ctx.out, ctx.in_, ctx.regime)
-    dvalues = _ops.sddmm(index, tile_ptr, dy, x, *tail) if needs_values else None
-    dx = _ops.spmm_t(index, tile_ptr, values, dy, *tail) if needs_x else None
     dbias = dy.sum(0) if ctx.has_bias and needs_bias else None
+    dx = _ops.spmm_t(index, tile_ptr, values, dy, *tail) if needs_x else None
+    dvalues = _ops.sddmm(index, tile_ptr, dy, x, *tail) if needs_values else None  # last, as in _eager
     return None, None, dvalues, dx, dbias, None, None, None
 
 
