@@ -232,7 +232,7 @@ def final_accuracies(path: Path) -> list[float]:
 
 def benchmark(suite: Suite) -> dict:
     """snack bench cuda -> cuda.json."""
-    return bench(suite, "cuda", min(300.0, suite.deadline - time.monotonic() - 15), *(["--quick"] if suite.is_quick else []))
+    return bench(suite, "cuda", max(30.0, min(300.0, suite.deadline - time.monotonic() - 30)), *(["--quick"] if suite.is_quick else []))
 
 
 def paper(name: str) -> Callable[[Suite], dict]:

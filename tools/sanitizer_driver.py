@@ -53,6 +53,16 @@ def products(device: torch.device) -> Iterator[tuple[str, bool]]:
                         yield f"{name} {out}x{in_} {dtype} batch {batch} {regime}", differs(run(regime=regime), cpu, dtype)
 
 
+def many_slots(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """sddmm_chunks where a thread takes chunk after chunk: more slots than a block's threads have under way."""
+    pattern = snack.Pattern.random((2048, 2048), 3_000_000, 7)
+    generator = torch.Generator().manual_seed(5)
+    for dtype, batch in ((torch.float32, 2), (torch.bfloat16, 8)):
+        x, dy = (torch.randn(batch, 2048, generator=generator).to(dtype) for _ in range(2))
+        ours = ops.sddmm(pattern.to(device), dy.to(device), x.to(device), regime="sddmm_chunks")
+        yield f"sddmm_chunks of many slots, {dtype}", differs(ours, ops.sddmm(pattern, dy, x), dtype)
+
+
 def edits(device: torch.device) -> Iterator[tuple[str, bool]]:
     """The same for rewire: at constant nnz, growing, shrinking, and refused."""
     for (out, in_), nnz in SHAPES[:3]:
@@ -74,7 +84,7 @@ def edits(device: torch.device) -> Iterator[tuple[str, bool]]:
 
 def main() -> int:
     device = torch.device("cuda", 0)
-    cases = [*products(device), *edits(device)]
+    cases = [*products(device), *many_slots(device), *edits(device)]
     torch.cuda.synchronize()
     wrong = [name for name, is_wrong in cases if is_wrong]
     print("\n".join(f"wrong: {name}" for name in wrong))

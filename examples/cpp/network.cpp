@@ -80,13 +80,13 @@ void Network::train(const float* x, const uint8_t* labels, int64_t batch, float 
     const SparseLayer& layer = layers_[l];
     const int64_t in = layer.geometry.in, out = layer.geometry.out;
     const snack::MatrixView dy_view = snack::matrix(dy, batch, out), x_view = snack::matrix(activations_[l].data(), batch, in);
-    backend_.sddmm({.pattern = layer.pattern(), .dy = dy_view, .x = x_view, .dvalues = layer.gradient.data()});
     backend_.sum_columns(dy, batch, out, layer.bias_gradient.data());
-    if (l == 0) break;
-    float* dx = gradients_[l].data();
-    backend_.spmm_t({.pattern = layer.pattern(), .values = layer.values.data(), .dy = dy_view, .dx = dx});
-    backend_.relu_backward(activations_[l].data(), dx, batch * in);
-    dy = dx;
+    if (l > 0) {
+      dy = gradients_[l].data();
+      backend_.spmm_t({.pattern = layer.pattern(), .values = layer.values.data(), .dy = dy_view, .dx = gradients_[l].data()});
+      backend_.relu_backward(activations_[l].data(), gradients_[l].data(), batch * in);
+    }
+    backend_.sddmm({.pattern = layer.pattern(), .dy = dy_view, .x = x_view, .dvalues = layer.gradient.data()});
   }
   for (const SparseLayer& layer : layers_) {
     backend_.step(layer.values.data(), layer.gradient.data(), layer.momentum.data(), layer.values.count(), rate, decay);

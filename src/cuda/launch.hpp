@@ -42,9 +42,19 @@ __device__ __forceinline__ void let_next_start() {
 struct KernelFacts {
   std::atomic<int> architecture{0};  // of the code that runs there: 80, 90, …; 0: CUDA was not asked yet
   std::atomic<bool> has_room{false};  // it may have all the shared memory there is
+  std::atomic<int> window{-1};       // bytes that an access policy may be for; below 0: CUDA was not asked yet
+
+  int64_t most_window(int device, const char* operation) {
+    int bytes = window.load(std::memory_order_relaxed);
+    if (bytes >= 0) return bytes;
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxAccessPolicyWindowSize, device), operation);
+    window.store(bytes, std::memory_order_relaxed);
+    return bytes;
+  }
 };
 
-/// What a launch reads or writes that leaves the L2 cache before all else does; null: nothing.
+/// What a launch reads or writes that leaves the L2 cache before all else does; null: nothing. Beyond the largest window of the
+/// card (128 MiB on an H200) data is treated like all else.
 struct EvictFirst {
   const void* data = nullptr;
   int64_t bytes = 0;
@@ -78,13 +88,11 @@ void launch(const EvictFirst& first, const char* operation, int64_t blocks, int 
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  int window_bytes = 0;
-  if (first.data != nullptr) check(cudaDeviceGetAttribute(&window_bytes, cudaDevAttrMaxAccessPolicyWindowSize, device), operation);
-  if (window_bytes > 0) {
+  if (const int64_t most = first.data == nullptr ? 0 : known.most_window(device, operation); most > 0) {
     attributes[count].id = cudaLaunchAttributeAccessPolicyWindow;
     cudaAccessPolicyWindow& window = attributes[count++].val.accessPolicyWindow;
     window.base_ptr = const_cast<void*>(first.data);
-    window.num_bytes = size_t(std::min(first.bytes, int64_t{window_bytes}));
+    window.num_bytes = size_t(std::min(first.bytes, most));
     window.hitRatio = 1;
     window.hitProp = cudaAccessPropertyStreaming;
     window.missProp = cudaAccessPropertyNormal;

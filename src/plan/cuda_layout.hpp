@@ -19,13 +19,17 @@ inline constexpr int64_t kFewestSlots = 4096;  // spmm_t: of a panel, for a bloc
 inline constexpr int kFinishAtOnce = 16;      // partial sums of an element that finish() has under way
 inline constexpr int kWidestWindow = 8;       // spmm, sddmm: batch columns that lie in shared memory at a time
 
+// Of the L2 cache. Values and pattern of more than kL2Whole push themselves out, and of what was read last hardly anything is found again
+// (docs/decisions/0006); kL2Rewritten: of more, values that are written come back to memory whatever is left first.
+inline constexpr double kL2Whole = 0.7, kL2Rewritten = 1.5;
+
 // spmm_rows
 inline constexpr int kRowsThreads = 640;      // the most a block may have
 constexpr int rows_resident(int width) { return width == 1 ? 2 : 1; }  // blocks that registers must leave room for
 // Chunks of eight slots, a segment, from which on two blocks share a multiprocessor: values of 32 bits, of 16, or from memory.
 inline constexpr int64_t kManyChunks = 12, kManyHalfChunks = 6, kManyFarChunks = 3;
 inline constexpr int kLongSegments = 4;       // a row is left to the whole block if it has a segment so many times the mean
-inline constexpr int64_t kTableBytes = 32 << 10;  // the most that tables of segments may take, of a multiprocessor
+inline constexpr int64_t kTableBytes = 32 << 10;  // kept free for the tables of segments of a multiprocessor
 inline constexpr int64_t kMaxRowsSlots = (int64_t{1} << 32) - 16;  // slots that its 32-bit numbers reach
 
 /// log2 of the bytes of a column of W numbers.

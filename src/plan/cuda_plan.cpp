@@ -56,8 +56,8 @@ int rows_width(int64_t batch, DType dtype) {
   return width;
 }
 
-// Whether the pattern and its values are more than this share of the L2 cache. Of 0.7 and less a call finds about all again.
-bool overfills(const Problem& p, const CudaCapability& card, double share) {
+// Whether the pattern and its values are more than this share of the L2 cache.
+bool are_more_than(double share, const Problem& p, const CudaCapability& card) {
   return double(p.geometry.nnz) * double(index_bytes(p.geometry.packing) + size_of(p.dtype)) > share * double(card.l2_bytes);
 }
 
@@ -71,7 +71,7 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.batch_block = width;
   const int64_t chunks = g.nnz / std::max<int64_t>(1, 8 * g.segments()) + 1, widths = ceil_div(batch, width);
   // A second block a multiprocessor hides more latency and costs a second copy of x; it pays where there is much to read.
-  const int64_t many = overfills(p, card, 0.7) ? kManyFarChunks : bytes == 2 ? kManyHalfChunks : kManyChunks;
+  const int64_t many = are_more_than(kL2Whole, p, card) ? kManyFarChunks : bytes == 2 ? kManyHalfChunks : kManyChunks;
   int64_t resident = chunks >= many ? rows_resident(width) : 1;
   const auto fitting = [&] {
     const int64_t room = (card.shared_bytes - kTableBytes) / resident - 2048;  // 2 KiB: what is static, and the system's
@@ -83,7 +83,8 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   plan.splits = std::clamp<int64_t>(places / std::max<int64_t>(1, g.out * widths), plan.splits, g.panels());  // very few rows
   plan.splits = ceil_div(g.panels(), ceil_div(g.panels(), plan.splits));
   const int64_t panels = ceil_div(g.panels(), plan.splits);
-  plan.rows = std::clamp<int64_t>(ceil_div(g.out * plan.splits, places), 1, kTableBytes / (8 * panels * resident));
+  const int64_t left = card.shared_bytes / resident - 2048 - rows_shared(bytes, width, panels, 0);  // at least a block's part of kTableBytes
+  plan.rows = std::clamp<int64_t>(ceil_div(g.out * plan.splits, places), 1, left / (8 * panels));
 
   // As many lanes as the segment has chunks, or half of that where the rounds of a block would end on idle teams.
   const auto busy = [&](int64_t lanes) {
@@ -99,7 +100,7 @@ void plan_spmm_rows(const Problem& p, const CudaCapability& card, Plan& plan) {
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.out * 4;
   plan.batch_chunk = chunk_of(p.batch, width, column, ceil_div(g.out, plan.rows) * plan.splits);
   plan.workspace_bytes = column * plan.batch_chunk;
-  plan.evict_first = batch <= width && overfills(p, card, 0.7);
+  plan.evict_first = batch <= width && are_more_than(kL2Whole, p, card);
   plan.reason = "every row is one team's, all of x lies in shared memory";
 }
 
@@ -189,7 +190,7 @@ void plan_spmm_t_rows(const Problem& p, const CudaCapability& card, Plan& plan) 
   const int64_t column = plan.splits == 1 ? 0 : plan.splits * g.in * 4;
   plan.batch_chunk = chunk_of(p.batch, plan.batch_block, column, g.panels() * plan.splits);
   plan.workspace_bytes = column * plan.batch_chunk;
-  plan.evict_first = p.batch <= plan.batch_block && overfills(p, card, 0.7);
+  plan.evict_first = p.batch <= plan.batch_block && are_more_than(kL2Whole, p, card);
   plan.reason = "a warp a row, column sums of its own";
 }
 
@@ -257,8 +258,7 @@ void plan_sddmm_chunks(const Problem& p, const CudaCapability& card, Plan& plan)
   plan.batch_block = rows_width(plan.batch_chunk, p.dtype);
   const int64_t a_block = 2 * kChunkThreads;  // slots, or fewer are not worth a block
   plan.splits = std::clamp<int64_t>(2 * int64_t{card.multiprocessors} / g.panels(), 1, ceil_div(g.nnz, g.panels() * a_block));
-  // Values that are written come back to memory; of many, the cache gains nothing by the pattern.
-  plan.evict_first = p.operation == Operation::kSddmmUpdate && overfills(p, card, 0.7) && !overfills(p, card, 1.5);
+  plan.evict_first = p.operation == Operation::kSddmmUpdate && are_more_than(kL2Whole, p, card) && !are_more_than(kL2Rewritten, p, card);
   plan.reason = "eight slots a thread at a time, equal shares of the slots";
 }
 

@@ -85,6 +85,30 @@ TEST(Cuda, ACapturedProductFollowsItsOperands) {
   }
 }
 
+// Where values and pattern overfill the L2 cache, the launch says that the values leave it first.
+TEST(Cuda, ValuesOfALargeLayerHaveAnAccessPolicy) {
+  std::mt19937_64 rng(8);
+  const int64_t l2 = cuda::capability(cuda::current_device()).l2_bytes;
+  for (const int64_t nnz : {l2 / 60, l2 / 6}) {
+    Bench bench(8192, 8192, nnz, 1, DType::kFloat32, rng);
+    EXPECT_EQ(bench.plan.evict_first, nnz == l2 / 6);
+    StreamHolder s;
+    cudaGraph_t graph;
+    cudaGraphNode_t node;
+    size_t count = 1;
+    check(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeGlobal));
+    bench.run(s.stream);
+    check(cudaStreamEndCapture(s.stream, &graph));
+    check(cudaGraphGetNodes(graph, &node, &count));
+    ASSERT_EQ(count, 1u);
+    cudaLaunchAttributeValue policy = {};
+    check(cudaGraphKernelNodeGetAttribute(node, cudaLaunchAttributeAccessPolicyWindow, &policy));
+    EXPECT_EQ(policy.accessPolicyWindow.num_bytes, bench.plan.evict_first ? size_t(nnz * 4) : 0u);
+    EXPECT_EQ(policy.accessPolicyWindow.base_ptr, bench.plan.evict_first ? bench.values.data() : nullptr);
+    check(cudaGraphDestroy(graph));
+  }
+}
+
 TEST(Cuda, TwoStreamsAtOnce) {
   std::mt19937_64 rng(3);
   Bench a(4000, 5000, 500000, 4, DType::kFloat32, rng), b(4000, 5000, 1000, 4, DType::kFloat32, rng);

@@ -20,6 +20,7 @@ from snack import ops
 from snack.cli.main import main
 from snack.nn import SparseLinear, state
 from snack.nn.slot_map import SlotMap
+from snack.ops.products import regime_code
 
 pytestmark = pytest.mark.cuda
 
@@ -293,19 +294,33 @@ def test_every_product_is_captured(operation, nnz, dtype):
     problems.assert_close(operation, other, result)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_values_that_leave_the_l2_cache_first(operation):
-    """Of a layer that overfills it the launch has an access policy: eager and captured."""
+@pytest.mark.parametrize("operation", ["spmm", "spmm_t"])
+def test_a_layer_that_overfills_the_l2_cache(operation):
+    """Its launches have an access policy, which test_cuda.cpp looks at: the numbers, eager and captured."""
     nnz = torch.cuda.get_device_properties(DEVICE).L2_cache_size // 6
     p = make_large(8192, 8192, 4, nnz, torch.float32, DEVICE)
-    card = torch.ops.snack.cuda_capability(DEVICE.index)
-    plan = torch.ops.snack.explain_cuda(OPERATIONS.index(operation), 8192, 8192, nnz, 4, torch.float32, 0, *card, "")
-    assert operation == "sddmm" or "values leave the L2 cache first" in plan
     eager = check(operation, p)
     graph, result = capture(lambda: problems.run(torch.ops.snack, operation, p))
     result.fill_(float("nan"))
     graph.replay()
     assert torch.equal(result, eager)
+
+
+@pytest.mark.parametrize(("dtype", "batch"), [(d, b) for d in DTYPES for b in (1, 2, 4, 8) if b < 8 or d.itemsize == 2])
+def test_more_slots_than_a_block_has_under_way(dtype, batch):
+    """Of sddmm_chunks: a thread takes chunk after chunk. The sampled gradient, and updates by it."""
+    p = make_large(2048, 2048, batch, 3_000_000, dtype, DEVICE)
+    check("sddmm", p, regime_code("sddmm_chunks"))
+    gradient = ops.sddmm(p.pattern, p.dy.float(), p.x.float(), regime="sddmm_stream")
+    for rule, states in ((ops.SgdStep(0.1), 0), (ops.SgdStep(0.1, momentum=0.9), 1), (ops.AdamWStep(0.1, eps=1e-3), 2)):
+        values, state = p.values.clone(), [torch.zeros_like(p.values) for _ in range(states)]
+        ops.sddmm_update(p.pattern, values, state, p.dy, p.x, rule)
+        if states < 2:  # a first step with momentum is one without
+            expected = p.values.float() - 0.1 * gradient
+        else:
+            expected = p.values.float() * (1 - 0.1 * 0.01) - 0.1 * gradient / (gradient.abs() + 1e-3)
+        worst = ((values.float() - expected).abs() / (1 + expected.abs())).max()
+        assert float(worst) < (1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps), rule
 
 
 @pytest.mark.parametrize(("in_features", "sparsity"), [(1100, 0.9), (1100, 0.9995)], ids=["narrow", "tall"])

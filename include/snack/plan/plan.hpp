@@ -41,7 +41,8 @@ struct Plan {
   int64_t strips = 0;           // CUDA stream: strips of tiles that one thread block takes at a time
   int64_t splits = 1;           // CUDA: parts of a sum that different blocks make (added in a fixed order), or of a tile
   int threads = 0;              // CUDA: threads of a block
-  bool evict_first = false;     // CUDA: values leave the L2 cache before the pattern does; together they overfill it
+  bool evict_first = false;     // CUDA: values leave the L2 cache before the pattern does, for which they are too many together; of
+                                // sddmm_update where the rule has no state
   int64_t workspace_bytes = 0;  // scratch the caller provides for the duration of the call; aligned to 64 bytes, CUDA: 256
   double floor_bytes = 0;       // bytes of the format that must move once: nnz * (value + index)
   std::string_view kernel;      // CUDA: name of the kernel that is launched

@@ -168,8 +168,8 @@ class _SpmmT(_Product):
     def backward(ctx, g):
         index, tile_ptr, values, dy = ctx.saved_tensors
         _, _, needs_values, needs_dy, *_ = ctx.needs_input_grad
-        dvalues = call(sddmm, index, tile_ptr, dy, g, *ctx.tail) if needs_values else None
         ddy = call(spmm, index, tile_ptr, values, g, None, *ctx.tail) if needs_dy else None
+        dvalues = call(sddmm, index, tile_ptr, dy, g, *ctx.tail) if needs_values else None
         return None, None, dvalues, ddy, None, None, None
 
     @staticmethod

@@ -102,8 +102,8 @@ def _spmm_t_backward(ctx, g):
     index, tile_ptr, values, dy = ctx.saved_tensors
     _, _, needs_values, needs_dy, *_ = ctx.needs_input_grad
     tail = (ctx.out, ctx.in_, ctx.regime)
-    dvalues = _ops.sddmm(index, tile_ptr, dy, g, *tail) if needs_values else None
     ddy = _ops.spmm(index, tile_ptr, values, g, None, *tail) if needs_dy else None
+    dvalues = _ops.sddmm(index, tile_ptr, dy, g, *tail) if needs_values else None
     return None, None, dvalues, ddy, None, None, None
 
 

@@ -100,13 +100,13 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
     const uint32_t to = min(end, start[strips]), last = (to + kSlots - 1) / kSlots;
     uint32_t chunk = from / kSlots + threadIdx.x;
     SddmmChunk<T> ahead[kAhead];
-    const auto fetch = [&](SddmmChunk<T>& into, uint32_t chunk) {
-      if (chunk < last) into.load(a.index, chunk, a.slots, a.aligned);
+    const auto fetch = [&](SddmmChunk<T>& into, uint32_t number) {
+      if (number < last) into.load(a.index, number, a.slots, a.aligned);
     };
 #pragma unroll
     for (int d = 0; d < kAhead; ++d) fetch(ahead[d], chunk + d * kChunkThreads);
     int s = 0;
-    const auto add = [&](const SddmmChunk<T>& now, uint32_t chunk) {
+    const auto add = [&](const SddmmChunk<T>& now) {
       float from_dy[W];
       int row = -1;
       const auto product = [&](uint32_t word) {
@@ -144,12 +144,12 @@ __global__ void __launch_bounds__(kChunkThreads, 2) sddmm_chunks(const __grid_co
       for (int d = 0; d < kAhead; ++d, chunk += kChunkThreads) {  // a place for each: a copy from one to the next would wait for its load
         if (chunk >= last) break;
         const uint32_t next = chunk + kAhead * kChunkThreads;
-        if constexpr (W < 8) {
+        if constexpr (W < 8) {  // one more is under way while this one is added
           const SddmmChunk<T> now = ahead[d];
           fetch(ahead[d], next);
-          add(now, chunk);
-        } else {  // fewer registers
-          add(ahead[d], chunk);
+          add(now);
+        } else {  // fewer registers, for two sums of eight products
+          add(ahead[d]);
           fetch(ahead[d], next);
         }
       }
