@@ -314,7 +314,7 @@ def test_more_slots_than_a_block_has_under_way(dtype, batch):
     gradient = ops.sddmm(p.pattern, p.dy.float(), p.x.float(), regime="sddmm_stream")
     for rule, states in ((ops.SgdStep(0.1), 0), (ops.SgdStep(0.1, momentum=0.9), 1), (ops.AdamWStep(0.1, eps=1e-3), 2)):
         values, state = p.values.clone(), [torch.zeros_like(p.values) for _ in range(states)]
-        ops.sddmm_update(p.pattern, values, state, p.dy, p.x, rule)
+        ops.sddmm_update(p.pattern, values, state, p.dy, p.x, rule, regime="sddmm_chunks")
         if states < 2:  # a first step with momentum is one without
             expected = p.values.float() - 0.1 * gradient
         else:
