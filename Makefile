@@ -103,7 +103,12 @@ gpu-bundle: $(VENV)/.test $(VENV)/.cuda
 gpu-suite:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu_suite.py $(GPU_SUITE)
 
-bench-cpu: $(VENV)/.test $(VENV)/.package
+# The peers of the processor's benchmark that are no part of PyTorch; without their own idea of which PyTorch.
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.test
+	$(PIP) --no-deps -r requirements/bench.txt
+	touch $@
+
+bench-cpu: $(VENV)/.bench $(VENV)/.package
 	$(BIN)/snack bench cpu
 
 bench-cuda: $(VENV)/.test $(VENV)/.package
