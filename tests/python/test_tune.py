@@ -105,6 +105,12 @@ def test_a_table_decides_and_explains():
         torch.ops.snack.explain_cuda(*problem, text.replace("spmm_", "spnn_", 1))
 
 
+def test_the_page_of_the_plan_quotes_what_is_explained():
+    card = json.loads((ROOT / "benchmarks/results/h200/tune.json").read_text())["provenance"]["capability"]
+    plan = torch.ops.snack.explain_cuda(0, 10_000, 10_000, 5_000_000, 1, torch.float32, 0, *card, "")
+    assert plan in " ".join((ROOT / "docs/plan.md").read_text().split())
+
+
 def test_the_built_in_table_is_what_the_record_gives():
     done = subprocess.run([sys.executable, ROOT / "tools/cost_table.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
