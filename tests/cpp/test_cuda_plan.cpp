@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iomanip>
 #include <random>
 #include <set>
+#include <sstream>
 
 #include "plan/cuda_layout.hpp"
 #include "snack/core/error.hpp"
@@ -276,7 +278,10 @@ TEST(CostTable, ExplainsForPeople) {
   const Problem p{Operation::kSpmm, make_geometry(10000, 10000, 5000000), 1, DType::kFloat32};
   const std::string text = explain(cuda_candidates(p, Regime::kAuto, kH200), kH200);
   EXPECT_TRUE(text.starts_with("kernel spmm_rows: stream, ")) << text;
-  for (const char* words : {"workspace 0 bytes", "format 30000000 bytes", "predicted ", "floor ", "runner-up spmm_stream "}) EXPECT_NE(text.find(words), std::string::npos) << text;
+  std::ostringstream floor;
+  floor << "floor " << std::fixed << std::setprecision(1) << floor_us(30e6, kH200) << " us";
+  for (const std::string& words : {std::string("workspace 0 bytes"), std::string("format 30000000 bytes"), std::string("predicted "), floor.str(), std::string("runner-up spmm_stream ")})
+    EXPECT_NE(text.find(words), std::string::npos) << text;
 }
 
 TEST(CudaPlan, SmallMatricesNeedNoSecondLaunch) {
