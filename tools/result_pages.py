@@ -122,8 +122,10 @@ def page(document: dict, source: str, root: Path) -> str:
     energy = document["provenance"].get("energy")
     how = [f"Energy: NVML's counter over {energy['rounds']} windows of {energy['window_s']:g} s each, in turn, gross; CO₂ by "
            f"{energy['g_per_kwh']:g} g/kWh ({energy['source']}).", ""] if energy else []
+    picture = f"figures/{suite}-{document['provenance']['device']}.png"
+    shown = [f"![{SUITES[suite].what}](../{picture})", ""] if (root / "docs" / picture).is_file() else []
     parts = [
-        [f"# {suite}: {SUITES[suite].what}", "", source, "", f"Rerun: `snack bench {suite}`. In brackets: how many times SNACK's; bold where "
+        [f"# {suite}: {SUITES[suite].what}", "", *shown, source, "", f"Rerun: `snack bench {suite}`. In brackets: how many times SNACK's; bold where "
          "SNACK is worse. Times are replays of CUDA graphs where a library can be captured, weights warm in the L2 cache where they fit.", "", *how],
         _printed(suite, root), *PAGES[suite](records), _silent(records),
     ]

@@ -56,11 +56,11 @@ def test_pages_without_records_and_records_without_pages_are_found(tmp_path, mon
     assert "Stale" in page.read_text() and "../../benchmarks/results/h200/paper-memory.json" in page.read_text()
     assert tables("--check") == (0, "")
     page.write_text(page.read_text() + "more\n")
-    (tmp_path / "docs/results/paper-kernels-h200.md").write_text("of a record that is gone\n")
+    (tmp_path / "docs/results/paper-kernels-gone.md").write_text("of a record that is gone\n")
     status, said = tables("--check")
-    assert status == 1 and "paper-memory-h200.md is not" in said and "paper-kernels-h200.md is not" in said
+    assert status == 1 and "paper-memory-h200.md is not" in said and "paper-kernels-gone.md is not" in said
     tables()
-    assert tables("--check")[0] == 0 and not (tmp_path / "docs/results/paper-kernels-h200.md").exists()
+    assert tables("--check")[0] == 0 and not (tmp_path / "docs/results/paper-kernels-gone.md").exists()
 
 
 def ncu_page(*kernels: tuple[str, str]) -> str:
