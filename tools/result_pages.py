@@ -11,7 +11,7 @@ from pathlib import Path
 
 from profile_kernels import STALLS
 
-from snack.bench.suites import SUITES
+from snack.bench.suites import SUITES, suite_cases
 from snack.cli.bench_tables import human_energy
 from snack.cli.common import human_bytes, human_ratio, human_time
 
@@ -116,6 +116,14 @@ def _silent(records: list[dict]) -> list[str]:
     return ["## Not run", "", *(f"* {LABELS[peer]}: {reason}" for peer, reason in sorted(why)), ""] if why else []
 
 
+def _unfinished(suite: str, records: list[dict]) -> list[str]:
+    """A sentence where the suite has cases without a record."""
+    cases = {str(case) for case in suite_cases(suite, "cuda")}
+    missing = len(cases - {r["case"] for r in records})
+    sentence = f"**Not finished: {missing} of the suite's {len(cases)} cases are not measured yet; the same command goes on with them.**"
+    return [sentence, ""] if missing else []
+
+
 def page(document: dict, source: str, root: Path) -> str:
     """The text of one suite's page. `source`: where the numbers come from, and whether they are stale."""
     suite, records = document["suite"], document["records"]
@@ -126,7 +134,8 @@ def page(document: dict, source: str, root: Path) -> str:
     shown = [f"![{SUITES[suite].what}](../{picture})", ""] if (root / "docs" / picture).is_file() else []
     parts = [
         [f"# {suite}: {SUITES[suite].what}", "", *shown, source, "", f"Rerun: `snack bench {suite}`. In brackets: how many times SNACK's; bold where "
-         "SNACK is worse. Times are replays of CUDA graphs where a library can be captured, weights warm in the L2 cache where they fit.", "", *how],
+         "SNACK is worse. Times are replays of CUDA graphs where a library can be captured, weights warm in the L2 cache where they fit.", "",
+         *_unfinished(suite, records), *how],
         _printed(suite, root), *PAGES[suite](records), _silent(records),
     ]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"

@@ -32,6 +32,13 @@ def test_a_page_has_every_record_and_what_the_paper_printed(suite):
         assert "energy a call" in text and "CO₂" in text
 
 
+def test_a_page_says_how_many_cases_are_not_measured():
+    whole = paper_document("paper-memory")
+    part = whole | {"records": whole["records"][3:]}
+    assert "Not finished" not in result_pages.page(whole, "Source: here.", ROOT)
+    assert f"3 of the suite's {len(whole['records'])} cases are not measured yet" in result_pages.page(part, "Source: here.", ROOT)
+
+
 def test_cells_say_how_many_times_and_where_snack_loses():
     records = [{"out": 8, "in": 4, "sparsity": 0.9, "batch": 1, "time_us": 10.0, "peers": {
         "dense": {"time_us": 25.0}, "torch_csr": {"time_us": 5.0}, "torch_coo": {"not_run": "why"}, "dense_mask": {}}}]
