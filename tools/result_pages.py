@@ -11,6 +11,7 @@ from pathlib import Path
 
 from profile_kernels import STALLS
 
+from snack.bench.results import Results
 from snack.bench.suites import SUITES, suite_cases
 from snack.cli.bench_tables import human_energy
 from snack.cli.common import human_bytes, human_ratio, human_time
@@ -116,10 +117,11 @@ def _silent(records: list[dict]) -> list[str]:
     return ["## Not run", "", *(f"* {LABELS[peer]}: {reason}" for peer, reason in sorted(why)), ""] if why else []
 
 
-def _unfinished(suite: str, records: list[dict]) -> list[str]:
-    """A sentence where the suite has cases without a record."""
-    cases = {str(case) for case in suite_cases(suite, "cuda")}
-    missing = len(cases - {r["case"] for r in records})
+def _unfinished(document: dict) -> list[str]:
+    """A sentence where `snack bench` would go on."""
+    suite, provenance = document["suite"], document["provenance"]
+    cases = suite_cases(suite, "cuda")
+    missing = len(Results(suite, provenance, document).missing(cases, "energy" in provenance))
     sentence = f"**Not finished: {missing} of the suite's {len(cases)} cases are not measured yet; the same command goes on with them.**"
     return [sentence, ""] if missing else []
 
@@ -135,7 +137,7 @@ def page(document: dict, source: str, root: Path) -> str:
     parts = [
         [f"# {suite}: {SUITES[suite].what}", "", *shown, source, "", f"Rerun: `snack bench {suite}`. In brackets: how many times SNACK's; bold where "
          "SNACK is worse. Times are replays of CUDA graphs where a library can be captured, weights warm in the L2 cache where they fit.", "",
-         *_unfinished(suite, records), *how],
+         *_unfinished(document), *how],
         _printed(suite, root), *PAGES[suite](records), _silent(records),
     ]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from snack.bench.suites import suite_cases
 from test_plot import paper_document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,13 @@ def test_a_page_says_how_many_cases_are_not_measured():
     part = whole | {"records": whole["records"][3:]}
     assert "Not finished" not in result_pages.page(whole, "Source: here.", ROOT)
     assert f"3 of the suite's {len(whole['records'])} cases are not measured yet" in result_pages.page(part, "Source: here.", ROOT)
+    layers = paper_document("paper-layer")  # without the energy that some of its cases ask for
+    layers["provenance"]["energy"] = {"rounds": 2, "window_s": 5, "g_per_kwh": 473, "source": "here"}
+    for record in layers["records"]:
+        for side in (record, *record["peers"].values()):
+            side.pop("energy_mj", None)
+    watched = sum(bool(case.energy) for case in suite_cases("paper-layer", "cuda"))
+    assert 0 < watched and f"{watched} of the suite's {len(layers['records'])} cases" in result_pages.page(layers, "Source: here.", ROOT)
 
 
 def test_cells_say_how_many_times_and_where_snack_loses():
