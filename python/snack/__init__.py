@@ -15,8 +15,8 @@ from . import bench
 from .errors import SnackError
 
 __all__ = [
-    "DST", "SET", "Pattern", "RigL", "SnackError", "SparseLinear", "Static", "bench", "densify", "formats", "load", "nn", "ops",
-    "optim", "param_groups", "save", "sparsify", "summary",
+    "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Pattern", "RigL", "SRigL", "SnackError", "SparseLinear", "Static", "bench", "densify",
+    "formats", "load", "nn", "ops", "optim", "param_groups", "save", "sparsify", "summary",
 ]
 
 try:
@@ -26,7 +26,7 @@ except _metadata.PackageNotFoundError:  # a source tree on the path, not an inst
 
 try:
     from . import formats, nn, ops, optim
-    from .dst import DST, SET, RigL, Static
+    from .dst import DST, GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
     from .formats import Pattern
     from .nn import SparseLinear, densify, load, param_groups, save, sparsify, summary
 except ImportError as error:

@@ -1,8 +1,12 @@
-"""Dynamic sparse training: connections are dropped and grown while a network trains; their number stays."""
+"""Dynamic sparse training: connections are dropped and grown while a network trains."""
 
-from .presets import SET, RigL, Static
-from .rules import Context, GradientGrowth, needs_gradient
-from .schedules import Constant, Cosine
-from .stepper import DST, Update
+from .history import Update
+from .presets import GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
+from .rules import Context, GradientGrowth, MomentumGrowth, SensitivityDrop, needs_gradient
+from .schedules import Constant, Cosine, Exponential, Linear
+from .stepper import DST
 
-__all__ = ["DST", "SET", "Constant", "Context", "Cosine", "GradientGrowth", "RigL", "Static", "Update", "needs_gradient"]
+__all__ = [
+    "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Constant", "Context", "Cosine", "Exponential", "GradientGrowth", "Linear", "MomentumGrowth",
+    "RigL", "SRigL", "SensitivityDrop", "Static", "Update", "needs_gradient",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 import torch
@@ -11,24 +11,27 @@ from torch import Tensor, nn
 
 from ..errors import SnackError, require
 from ..nn import SparseLinear
-from .schedules import Constant, Cosine, check_fraction
+from ..nn.state import check_state_policy as _check_state_policy
+from . import schedules
+from .scope import SCOPES, WEIGHTS, Job
 
 ALIASES = {"zeta": "drop_fraction", "alpha": "drop_fraction", "delta_t": "every"}
-DEFAULTS = {"drop_fraction": 0.3, "every": 100}
-NAMES = ("drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates")
+NAMES = (
+    "drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates", "scope", "redistribute", "state", "track",
+    "on_resize",
+)
 
-SCHEDULES = {"Constant": Constant, "Cosine": Cosine}
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
-def resolve_aliases(who: str, aliases: dict[str, object], **given: object) -> tuple[object, object]:
-    """(drop_fraction, every), where papers' names stand in for ours; SnackError on any other name."""
+def resolve_aliases(who: str, aliases: dict[str, object], **given: object) -> dict[str, object]:
+    """drop_fraction and every, where papers' names stand in for ours; SnackError on any other name."""
     for alias, value in aliases.items():
         name = ALIASES.get(alias)
         require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(NAMES)}.")
-        require(given[name] == DEFAULTS[name], f"{who}: {alias} is another name of {name}; give one of them once.")
+        require(given[name] is None, f"{who}: {alias} is another name of {name}; give one of them once.")
         given[name] = value
-    return given["drop_fraction"], given["every"]
+    return given
 
 
 def _whole(who: str, name: str, value: object, least: int) -> int:
@@ -69,6 +72,45 @@ def check_grow_init(who: str, grow_init: object) -> object:
     is_number = isinstance(grow_init, Real) and not isinstance(grow_init, bool) and math.isfinite(grow_init)
     require(is_number, f"{who}: grow_init={grow_init!r} must be a finite number or a function (layer, rows, cols, context) -> values.")
     return float(grow_init)
+
+
+def check_scope(who: str, scope: object, drop: object) -> str:
+    """A known scope, and a drop rule that can serve it."""
+    require(scope in SCOPES, f"{who}: scope={scope!r} is unknown; choose one of {', '.join(SCOPES)}.")
+    require(
+        scope != "global" or drop is None or hasattr(drop, "scores"),
+        f"{who}: scope='global' compares all layers by the drop rule's scores, and {getattr(drop, '__name__', drop)!r} has none; "
+        "choose drop='magnitude', or give the rule a method scores(layer, context).",
+    )
+    return scope
+
+
+def resolve_redistribution(who: str, redistribute: object, scope: str) -> Callable[[Job], float] | None:
+    """The weight of a layer by name, or the given function; None: every layer grows what it lost."""
+    if redistribute is None:
+        return WEIGHTS["connections"] if scope == "global" else None
+    require(scope != "row", f"{who}: redistribute moves connections between layers, and scope='row' keeps those of every row; leave one out.")
+    if callable(redistribute):
+        return redistribute
+    require(
+        isinstance(redistribute, str) and redistribute in WEIGHTS,
+        f"{who}: redistribute={redistribute!r} is unknown; choose one of {', '.join(WEIGHTS)}, or give a function (job) -> weight.",
+    )
+    return WEIGHTS[redistribute]
+
+
+def check_state_policy(who: str, policy: object) -> object:
+    """What grown connections start with in optimiser states."""
+    try:
+        return _check_state_policy(policy)
+    except SnackError as error:
+        raise SnackError(f"{who}: {error}") from None
+
+
+def check_on_resize(who: str, function: object) -> Callable[[], object] | None:
+    """A function, or None."""
+    require(function is None or callable(function), f"{who}: on_resize={function!r} must be a function without arguments.")
+    return function
 
 
 def check_model(who: str, model: object, optimizer: object) -> None:
@@ -155,7 +197,7 @@ def check_grown_values(values: object, like: Tensor, k: int) -> Tensor:
 def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
     """The attributes a state dict sets, checked. `schedule` stays where the file's was a function."""
     require(isinstance(state, dict), f"{who}: the state is a {type(state).__name__}, expected what state_dict() returned.")
-    needed = ("version", "method", "steps", "updates", "seed", "every", "start", "t_end", "schedule", "drop_fraction")
+    needed = ("version", "method", "steps", "updates", "seed", "every", "start", "t_end", "schedule")
     missing = [key for key in needed if key not in state]
     require(not missing, f"{who}: the state lacks {', '.join(missing)}; expected what state_dict() returned.")
     require(
@@ -165,9 +207,7 @@ def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
     require(state["method"] == who, f"{who}: the state is of {state['method']}; continue with the method it was saved from.")
     every, start, t_end = check_times(who, state["every"], state["start"], state["t_end"])
     if state["schedule"] is not None:
-        kind = SCHEDULES.get(state["schedule"])
-        require(kind is not None, f"{who}: the state's schedule {state['schedule']!r} is unknown; known are {', '.join(SCHEDULES)}.")
-        schedule = kind(check_fraction(state["drop_fraction"], who))
+        schedule = schedules.from_state(state["schedule"], who)
     check_schedule(who, schedule, t_end)
     return {
         "steps": _whole(who, "steps", state["steps"], 0),

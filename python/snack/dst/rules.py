@@ -4,10 +4,14 @@
     grow(layer, k, drop, context) -> rows, cols  exactly k distinct positions, each empty or given up by a slot in `drop`
 
 They read the layer and change nothing. `drop` is called first; `grow` gets as many as it returned. What they return may be on
-any device; what they get is on the layer's. On a card the built-in choices are made on the CPU in this version, through copies
-of the values or the index; the edit itself is made on the card. Rules that look at the gradient of absent connections are
-marked with `needs_gradient` and find the operands of dW = dY^T X in `context.x` and `context.dy`. Building blocks:
-`snack.ops.select_smallest`, `grow_uniform`, `grow_gradient`, `sddmm`.
+any device; what they get is on the layer's. Rules that look at the gradient of absent connections are marked with
+`needs_gradient` and find the operands of dW = dY^T X in `context.x` and `context.dy`. Building blocks: `snack.ops.select_smallest`,
+`grow_uniform`, `grow_gradient`, `sddmm`.
+
+Two things a rule may have besides, so that it serves other scopes than one layer:
+
+    drop.scores(layer, context) -> (nnz,)           smallest first; with scope="global" all layers are compared by them
+    grow.row_scores(layer, rows, context) -> (len(rows), in)   largest first; with scope="row" every row grows what it lost
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..errors import SnackError
+from ..errors import SnackError, require
 from ..formats import Pattern
 from ..nn import SparseLinear
 
@@ -46,7 +50,8 @@ class Context:
         empty: positions without a connection (before the drop).
         key: of this layer's random stream in this update, see `snack.ops.random_key`.
         optimizer: its state holds momentum and the like, per slot: `optimizer.state[layer.values]`.
-        x, dy: (batch, in), (batch, out), of the step just taken, for rules marked `needs_gradient`, else None.
+        recorded: (x, dy) of the last steps, newest first, for rules that ask for them: (batch, in), (batch, out).
+        x, dy: those of the step just taken, or None.
     """
 
     name: str
@@ -57,8 +62,15 @@ class Context:
     empty: int
     key: int
     optimizer: torch.optim.Optimizer
-    x: Tensor | None = None
-    dy: Tensor | None = None
+    recorded: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    @property
+    def x(self) -> Tensor | None:
+        return self.recorded[0][0] if self.recorded else None
+
+    @property
+    def dy(self) -> Tensor | None:
+        return self.recorded[0][1] if self.recorded else None
 
 
 def needs_gradient(rule):
@@ -67,17 +79,24 @@ def needs_gradient(rule):
     return rule
 
 
-def wants_gradient(rule: object) -> bool:
-    """Whether `rule` is marked by `needs_gradient`."""
-    return bool(getattr(rule, "needs_gradient", False))
+def recorded_steps(*rules: object) -> int:
+    """How many steps before an update have to be recorded for these rules: 0 where none looks at gradients of absent connections."""
+    return max(int(getattr(rule, "recorded_steps", 0) or bool(getattr(rule, "needs_gradient", False))) for rule in rules)
 
 
 # ---- drop ----
 
 
+def _magnitudes(layer: SparseLinear, context: Context) -> Tensor:
+    return layer.values.detach().abs()
+
+
 def drop_magnitude(layer: SparseLinear, k: int, context: Context) -> Tensor:
     """The k connections of smallest |value|; ties: the lower slot (RigL; also a common variant of SET)."""
     return ops.select_smallest(layer.values, k)
+
+
+drop_magnitude.scores = _magnitudes
 
 
 def drop_signed(layer: SparseLinear, k: int, context: Context) -> Tensor:
@@ -93,12 +112,39 @@ def drop_signed(layer: SparseLinear, k: int, context: Context) -> Tensor:
     return torch.cat([ops.select_smallest(layer.values, above, "positive"), ops.select_smallest(layer.values, below, "negative")])
 
 
+@dataclass(frozen=True)
+class SensitivityDrop:
+    """The k connections of smallest |value| + weight * |gradient| (MEST, Yuan et al. 2021, eq. 1); ties: the lower slot.
+
+    The gradient is `values.grad` as the optimiser saw it; so call `zero_grad` after the stepper.
+    """
+
+    weight: float = 1.0
+
+    def scores(self, layer: SparseLinear, context: Context) -> Tensor:
+        gradient = layer.values.grad
+        require(gradient is not None, "the drop rule reads values.grad, and there is none; call zero_grad() after step(), not before it.")
+        return layer.values.detach().abs() + self.weight * gradient.detach().abs()
+
+    def __call__(self, layer: SparseLinear, k: int, context: Context) -> Tensor:
+        return ops.select_smallest(self.scores(layer, context), k)
+
+
 # ---- grow ----
 
 
 def grow_uniform(layer: SparseLinear, k: int, drop: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     """k empty positions, uniformly at random (SET)."""
     return ops.grow_uniform(layer.pattern, k, context.key, drop)
+
+
+def _random_row_scores(layer: SparseLinear, rows: Tensor, context: Context) -> Tensor:
+    """Of position p the draw p of the layer's stream: its upper 53 bits, as float64."""
+    positions = rows[:, None] * layer.in_features + torch.arange(layer.in_features, device=rows.device)
+    return ops.random_uniform(context.key, positions)
+
+
+grow_uniform.row_scores = _random_row_scores
 
 
 class GradientGrowth:
@@ -121,19 +167,52 @@ class GradientGrowth:
 
     def __call__(self, layer: SparseLinear, k: int, drop: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         is_large = layer.out_features * layer.in_features > EXACT_POSITIONS
+        x, dy = self.operands(context)
         if self.candidates == "all" or (self.candidates is None and not is_large):
-            return ops.grow_gradient(layer.pattern, context.x, context.dy, k, drop)
+            return ops.grow_gradient(layer.pattern, x, dy, k, drop)
         wanted = min((self.candidates or CANDIDATES_PER_CONNECTION) * k, context.empty + drop.numel())
         if is_large and context.name not in self._announced:
             self._announced.add(context.name)
             _announce_sampling(layer, wanted, context)
-        return _best_of_sample(layer, k, drop, wanted, context)
+        return _best_of_sample(layer, k, drop, wanted, context.key, x, dy)
+
+    def operands(self, context: Context) -> tuple[Tensor, Tensor]:
+        """x (batch, in), dy (batch, out) whose product scores a position."""
+        return context.x, context.dy
+
+    def row_scores(self, layer: SparseLinear, rows: Tensor, context: Context) -> Tensor:
+        x, dy = (t.float() if t.dtype.itemsize == 2 else t for t in self.operands(context))
+        return (dy[:, rows].T @ x).abs()
 
 
-def _best_of_sample(layer: SparseLinear, k: int, drop: Tensor, wanted: int, context: Context) -> tuple[Tensor, Tensor]:
-    candidates = Pattern(*ops.grow_uniform(layer.pattern, wanted, context.key, drop), layer.pattern.shape)
+class MomentumGrowth(GradientGrowth):
+    """The k empty positions of largest |momentum| (SNFS, Dettmers and Zettlemoyer 2019), estimated; ties: first in slot order.
+
+    The momentum of an absent connection is the sum of decay**i times its gradient i steps ago. Nobody keeps it, as that would take out * in
+    numbers; here it is the sum over the last `window` steps, which is exact but for a part of decay**window. It is the product of the
+    recorded x and of dY weighted by decay**i, so it costs no dense matrix: memory is window * batch * (in + out) numbers, held
+    for the `window` steps before an update.
+    """
+
+    def __init__(self, window: int = 10, decay: float = 0.9, candidates: int | str | None = None):
+        super().__init__(candidates)
+        is_whole = isinstance(window, Integral) and not isinstance(window, bool) and window >= 1
+        require(is_whole, f"SNFS: window={window!r} must be a whole number of steps, at least 1.")
+        is_part = isinstance(decay, Real) and not isinstance(decay, bool) and 0.0 <= decay <= 1.0
+        require(is_part, f"SNFS: decay={decay!r} must be a number between 0 and 1, as the optimiser's momentum.")
+        self.recorded_steps, self.decay = int(window), float(decay)
+
+    def operands(self, context: Context) -> tuple[Tensor, Tensor]:
+        dys = [dy * self.decay**i for i, (_, dy) in enumerate(context.recorded)]
+        return torch.cat([x for x, _ in context.recorded]), torch.cat(dys)
+
+
+def _best_of_sample(
+    layer: SparseLinear, k: int, drop: Tensor, wanted: int, key: int, x: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    candidates = Pattern(*ops.grow_uniform(layer.pattern, wanted, key, drop), layer.pattern.shape)
     # Sums of 16-bit products are scored in float32, or rounding would make ties of what is none.
-    x, dy = (t.float() if t.dtype.itemsize == 2 else t for t in (context.x, context.dy))
+    x, dy = (t.float() if t.dtype.itemsize == 2 else t for t in (x, dy))
     scores = torch.nan_to_num(ops.sddmm(candidates, dy, x).abs(), nan=-1.0, posinf=torch.inf)
     # The pattern has sorted its positions and the scores come in its order, so a stable sort keeps ties in slot order.
     best = torch.sort(scores, descending=True, stable=True).indices[:k]
@@ -154,8 +233,8 @@ def _announce_sampling(layer: SparseLinear, wanted: int, context: Context) -> No
     )
 
 
-DROP_RULES: dict[str, Drop] = {"magnitude": drop_magnitude, "signed": drop_signed}
-GROW_RULES: tuple[str, ...] = ("uniform", "gradient")
+DROP_RULES: dict[str, Drop] = {"magnitude": drop_magnitude, "signed": drop_signed, "sensitivity": SensitivityDrop()}
+GROW_RULES: tuple[str, ...] = ("uniform", "gradient", "momentum")
 
 
 def resolve_drop(rule: object, who: str) -> Drop:
@@ -171,10 +250,12 @@ def resolve_drop(rule: object, who: str) -> Drop:
 
 def resolve_grow(rule: object, candidates: int | str | None, who: str) -> Grow:
     """The grow rule of that name, or the given function itself; `candidates` belongs to "gradient"."""
-    if rule == "gradient":
-        return GradientGrowth(candidates)
+    if rule in ("gradient", "momentum"):
+        return GradientGrowth(candidates) if rule == "gradient" else MomentumGrowth(candidates=candidates)
     if candidates is not None:
-        raise SnackError(f"{who}: candidates={candidates!r} belongs to grow='gradient', but the grow rule is {rule!r}; leave it out.")
+        raise SnackError(
+            f"{who}: candidates={candidates!r} belongs to grow='gradient' and 'momentum', but the grow rule is {rule!r}; leave it out."
+        )
     if rule == "uniform":
         return grow_uniform
     if callable(rule):
@@ -185,5 +266,5 @@ def resolve_grow(rule: object, candidates: int | str | None, who: str) -> Grow:
 
 
 def is_built_in(rule: object) -> bool:
-    """Whether `rule` is one of this module's, whose answers need no check."""
-    return rule is grow_uniform or isinstance(rule, GradientGrowth) or rule in DROP_RULES.values()
+    """Whether `rule` is of this package, whose answers need no check."""
+    return getattr(rule if hasattr(rule, "__qualname__") else type(rule), "__module__", "").startswith(__package__ + ".")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,69 +18,46 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import SnackError
 from ..nn import SparseLinear
-from . import options, rules
+from . import options, rules, schedules
 from .capture import Recorder
+from .history import Update
 from .schedules import Constant, check_fraction
-
-
-@dataclass(frozen=True)
-class Update:
-    """Record of one topology update.
-
-    Attributes:
-        step: optimiser steps taken when it happened. number: of the update, from 0. fraction: as scheduled.
-        layers: connections replaced in every trained sparse layer, by name; 0 where nothing could or had to move.
-        seconds: wall time.
-    """
-
-    step: int
-    number: int
-    fraction: float
-    layers: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def dropped(self) -> int:
-        """Connections dropped in all layers."""
-        return sum(self.layers.values())
-
-    @property
-    def grown(self) -> int:
-        """Connections grown in all layers: always as many."""
-        return self.dropped
-
-
-@dataclass(frozen=True)
-class _Edit:
-    layer: SparseLinear
-    drop: Tensor
-    grow: tuple[Tensor, Tensor]
-    values: Tensor | float
+from .scope import Job, choose_drops, choose_growth, share_growth
+from .statistics import Tracker
 
 
 class DST:
-    """Dynamic sparse training of all `SparseLinear` layers of a model: a drop rule, a grow rule, a schedule.
+    """Dynamic sparse training of all `SparseLinear` layers of a model: a drop rule, a grow rule, a schedule, a scope.
 
         dst = DST(model, optimizer, drop="magnitude", grow="uniform", drop_fraction=0.3, every=100, t_end=7500)
         for x, y in loader:
             optimizer.zero_grad(); loss(model(x), y).backward(); optimizer.step(); dst.step()
 
-    Call `step()` once an iteration, after `optimizer.step()`; where `zero_grad` stands does not matter. The schedule counts
-    the steps the optimiser really takes, so one that `GradScaler` skips neither advances it nor edits anything. An update
-    follows optimiser step t when t is a multiple of `every` and start <= t < t_end. Then k = floor(drop_fraction * nnz)
-    connections of every layer move, at most as many as it has empty positions; a layer that is empty, full or frozen is
-    left alone. nnz never changes. Optimiser state and `.grad` stay with their connection and begin at 0 for grown ones.
-    A replayed CUDA graph runs no Python, so its steps are not counted: call `layer.rewire` between replays instead.
+    Call `step()` once an iteration, after `optimizer.step()`; where `zero_grad` stands does not matter, unless a rule reads
+    `values.grad`. The schedule counts the steps the optimiser really takes, so one that `GradScaler` skips neither advances it nor edits
+    anything. An update follows optimiser step t when t is a multiple of `every` and start <= t < t_end. Then
+    k = floor(drop_fraction * nnz) connections of every layer move, at most as many as it has empty positions; a layer that is empty, full
+    or frozen is left alone. Without redistribution the nnz of a layer never changes. Optimiser state and `.grad` stay with their connection.
+    A replayed CUDA graph runs no Python, so its steps are not counted: tell the stepper with `count_step()` after each replay.
 
     Args:
         model: has SparseLinear layers, at any depth. optimizer: any torch.optim.Optimizer over their values.
-        drop: "magnitude" (smallest |value|), "signed" (SET: of each sign) or a function, see `snack.dst.rules`.
-        grow: "uniform", "gradient" (largest |dY^T X|, see `GradientGrowth`) or a function.
-        drop_fraction: part of a layer's connections to replace, in [0, 1], or a schedule, see `snack.dst.schedules`.
-        every, start, t_end: optimiser steps; t_end=None never ends.
+        drop: "magnitude" (smallest |value|), "signed" (SET: of each sign), "sensitivity" (MEST) or a function, see `snack.dst.rules`.
+        grow: "uniform", "gradient" (largest |dY^T X|, see `GradientGrowth`), "momentum" (`MomentumGrowth`) or a function.
+        drop_fraction: part of a layer's connections to replace, in [0, 1], or a schedule, see `snack.dst.schedules`. Default 0.3.
+        every, start, t_end: optimiser steps; every is 100 unless the method says otherwise; t_end=None never ends.
         seed: of the random streams, one a layer and update: `snack.ops.random_key(seed, update, layer number)`.
         grow_init: value of grown connections: a number, or a function (layer, rows, cols, context) -> tensor (k,).
-        candidates: of grow="gradient".
+        candidates: of grow="gradient" and "momentum".
+        scope: "layer", "row" (every row keeps its number of connections) or "global" (all layers are compared as one), see `snack.dst.scope`.
+        redistribute: how what was dropped is shared out among layers: None (each grows what it lost), "connections" (in proportion to the
+            connections left; the default with scope="global"), "momentum", "gradient", or a function (Job) -> weight.
+        state: what optimiser state a grown connection starts with: "zero", "mean" (of the layer's), a function (key, tensor) -> number, or
+            {state's key: one of these}, zero for the others. With Adam and state "zero" the first step of a grown connection is
+            (1 - beta1) / sqrt(1 - beta2) learning rates long: 3.16 at (0.9, 0.999); {"exp_avg_sq": "mean"} makes it an ordinary one.
+        track: note overlap and exploration in the history, see `Update`; costs O(nnz log nnz) on the CPU an update.
+        on_resize: called without arguments after an update that changed the number of connections of a layer, for what holds on to
+            the sizes of parameters (DistributedDataParallel has to be built anew).
         Names used in papers are understood too: zeta and alpha for drop_fraction, delta_t for every.
 
     Attributes:
@@ -93,6 +69,11 @@ class DST:
     default_drop: object = None
     default_grow: object = None
     default_schedule: type = Constant
+    default_fraction = 0.3
+    default_every = 100
+    default_scope = "layer"
+    default_redistribute: object = None
+    default_track = False
     moves = True
 
     def __init__(
@@ -102,25 +83,38 @@ class DST:
         *,
         drop: object = None,
         grow: object = None,
-        drop_fraction: object = 0.3,
-        every: int = 100,
+        drop_fraction: object = None,
+        every: int | None = None,
         start: int = 0,
         t_end: float | None = None,
         seed: int = 0,
         grow_init: object = 0.0,
         candidates: int | str | None = None,
+        scope: str | None = None,
+        redistribute: object = None,
+        state: object = "zero",
+        track: bool | None = None,
+        on_resize: Callable[[], object] | None = None,
         **aliases: object,
     ):
         who = type(self).__name__
-        drop_fraction, every = options.resolve_aliases(who, aliases, drop_fraction=drop_fraction, every=every)
+        given = options.resolve_aliases(who, aliases, drop_fraction=drop_fraction, every=every)
+        drop_fraction = self.default_fraction if given["drop_fraction"] is None else given["drop_fraction"]
+        every = self.default_every if given["every"] is None else given["every"]
         if self.moves:
             self._drop = rules.resolve_drop(self.default_drop if drop is None else drop, who)
-            self._grow = rules.resolve_grow(self.default_grow if grow is None else grow, candidates, who)
+            self._grow = self._resolve_grow(self.default_grow if grow is None else grow, candidates, who)
         self.every, self.start, self.t_end = options.check_times(who, every, start, t_end)
         self.schedule = drop_fraction if callable(drop_fraction) else self.default_schedule(check_fraction(drop_fraction, who))
         options.check_schedule(who, self.schedule, self.t_end)
         self.seed = options.check_seed(who, seed)
         self._grow_init = options.check_grow_init(who, grow_init)
+        self._scope = options.check_scope(who, self.default_scope if scope is None else scope, getattr(self, "_drop", None))
+        self._weight = options.resolve_redistribution(
+            who, (self.default_redistribute if redistribute is None else redistribute), self._scope
+        )
+        self._state = options.check_state_policy(who, state)
+        self._on_resize = options.check_on_resize(who, on_resize)
         self.model, self.optimizer = model, optimizer
         options.check_model(who, model, optimizer)
         options.check_optimizer(who, optimizer, self._trained())
@@ -130,11 +124,18 @@ class DST:
         self.steps = 0
         self.updates = 0
         self.history: list[Update] = []
-        self._due: tuple[int, dict[SparseLinear, Recorder]] | None = None  # step with an update, and what it recorded
-        self._armed: dict[SparseLinear, Recorder] = {}  # layers recording for the coming step
+        self._tracker = Tracker() if (self.default_track if track is None else track) else None
+        if self._tracker:
+            self._tracker.begin({name: layer for name, _, layer in self._trained()})
+        self._due: tuple[int, list[dict[SparseLinear, Recorder]]] | None = None  # step with an update, and what was recorded for it
+        self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
+        self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
         self._warned: set[str] = set()
         self._watch_optimizer()
         self._arm()
+
+    def _resolve_grow(self, rule: object, candidates: object, who: str) -> rules.Grow:
+        return rules.resolve_grow(rule, candidates, who)
 
     # ---- what a training loop calls ----
 
@@ -142,23 +143,11 @@ class DST:
         """Make the update that the last optimiser step made due. Returns its record, or None when none was due."""
         if self._due is None:
             return None
-        (step, recorders), self._due = self._due, None
+        (step, recorded), self._due = self._due, None
         begin = time.perf_counter()
-        fraction = check_fraction(self.schedule(step, self.t_end), f"{type(self).__name__} schedule")
         options.check_optimizer(type(self).__name__, self.optimizer, self._trained())
         with torch.no_grad():
-            edits = {name: self._plan(name, number, layer, step, fraction, recorders) for name, number, layer in self._trained()}
-            moved = dict.fromkeys(edits, 0)
-            try:
-                for name, edit in edits.items():
-                    if edit is not None:
-                        edit.layer.rewire(edit.drop, edit.grow, edit.values, self.optimizer)
-                        moved[name] = edit.drop.numel()
-            finally:
-                record = Update(step, self.updates, fraction, moved, time.perf_counter() - begin)
-                self.updates += 1
-                self.history.append(record)
-        return record
+            return self._update(step, self._fraction(step), recorded, begin)
 
     def is_update(self, step: int) -> bool:
         """Whether optimiser step number `step` (1, 2, ...) is followed by an update."""
@@ -169,9 +158,12 @@ class DST:
         """Whether the coming step is recorded for growth by gradient. `torch.compile` would not see that: run such a step eagerly."""
         return bool(self._armed)
 
+    def count_step(self) -> None:
+        """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual."""
+        self._count()
+
     def state_dict(self) -> dict[str, object]:
         """Counters, seed and schedule, as plain numbers and strings. Topology and values are in the model's own state dict."""
-        is_known = type(self.schedule) in options.SCHEDULES.values()
         return {
             "version": options.STATE_VERSION,
             "method": type(self).__name__,
@@ -181,8 +173,7 @@ class DST:
             "every": self.every,
             "start": self.start,
             "t_end": self.t_end,
-            "schedule": type(self.schedule).__name__ if is_known else None,
-            "drop_fraction": self.schedule.fraction if is_known else None,
+            "schedule": schedules.to_state(self.schedule),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -190,12 +181,19 @@ class DST:
 
         Raises: SnackError when it is not the state of the same method; nothing is changed then.
         """
-        for name, value in options.read_state(type(self).__name__, state, self.schedule).items():
+        for name, value in self._read_state(state).items():
             setattr(self, name, value)
         self._due = None
+        self._recorded.clear()
         self._arm()
 
+    def _read_state(self, state: object) -> dict[str, object]:
+        return options.read_state(type(self).__name__, state, self.schedule)
+
     # ---- the schedule ----
+
+    def _fraction(self, step: int) -> float:
+        return check_fraction(self.schedule(step, self.t_end), f"{type(self).__name__} schedule")
 
     def _watch_optimizer(self) -> None:
         me = weakref.ref(self)
@@ -214,59 +212,113 @@ class DST:
 
     def _count(self) -> None:
         self.steps += 1
+        if self._armed:
+            self._recorded.insert(0, dict(self._armed))
+            del self._recorded[self._window() :]
         if self.is_update(self.steps):
-            self._due = (self.steps, dict(self._armed))
+            self._due = (self.steps, list(self._recorded))
         self._arm()
 
+    def _window(self) -> int:
+        """Steps to record before an update."""
+        return rules.recorded_steps(self._drop, self._grow) if self.moves else 0
+
     def _arm(self) -> None:
-        """Put recorders on the layers if the coming step is one whose update reads gradients; take off the old ones."""
+        """Put recorders on the layers if an update reads gradients of the coming step; take off the old ones."""
         _disarm(self._armed)
-        if self.is_update(self.steps + 1) and self._wants_gradient():
+        if any(self.is_update(self.steps + ahead) for ahead in range(1, self._window() + 1)):
             self._armed.update((layer, Recorder(layer)) for _, _, layer in self._trained() if _empty(layer) and layer.nnz)
+        else:
+            self._recorded.clear()
 
     def _trained(self) -> Iterator[tuple[str, int, SparseLinear]]:
         """(name, number, layer) of the layers whose values are trained. Looked up anew, as models get wrapped and changed."""
         sparse = ((name, module) for name, module in self.model.named_modules() if isinstance(module, SparseLinear))
         return ((name, number, layer) for number, (name, layer) in enumerate(sparse) if layer.values.requires_grad)
 
-    # ---- one layer's edit ----
+    # ---- an update ----
 
-    def _plan(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, recorders: dict) -> _Edit | None:
-        """What to change in a layer; None for nothing."""
+    def _update(self, step: int, fraction: float, recorded: list[dict], begin: float) -> Update:
+        layers = {name: layer for name, _, layer in self._trained()}
+        if self._tracker:
+            self._tracker.begin(layers)  # somebody else may have edited since
+        jobs = self._plan(step, fraction, recorded)
+        before = {name: layer.nnz for name, layer in layers.items()}
+        dropped, grown = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
+        try:
+            for job in jobs:
+                job.layer.rewire(job.drop, (job.rows, job.cols), job.values, self.optimizer, state=self._state)
+                dropped[job.name], grown[job.name] = job.drop.numel(), job.grows
+        finally:
+            nnz = {name: layer.nnz for name, layer in layers.items()}
+            overlap, explored = self._tracker.end(layers) if self._tracker else (None, None)
+            seconds = time.perf_counter() - begin
+            record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, type(self).__name__)
+            self.updates += 1
+            self.history.append(record)
+        if self._on_resize is not None and nnz != before:
+            self._on_resize()
+        return record
+
+    def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job]:
+        """What to change in which layers; nothing is changed yet."""
+        jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, recorded))]
+        if not jobs:
+            return []
+        who = type(self).__name__
+        try:
+            choose_drops(self._drop, jobs, self._scope, self._checked_drop)
+            self._share(jobs)
+            jobs = [job for job in jobs if job.drop.numel() or job.grows]
+            for job in jobs:
+                with _naming(job.name):
+                    self._place(job)
+        except SnackError as error:
+            raise SnackError(f"{who}: {error}") from error
+        return jobs
+
+    def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, recorded: list[dict]) -> Job | None:
+        """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
-        k = min(int(fraction * layer.nnz), empty)
+        k = self._drops(name, layer, step, fraction)
         if k == 0:
             return None
-        try:
-            x = dy = None
-            if self._wants_gradient():
-                recorder = recorders.get(layer)
-                operands = None if recorder is None else recorder.operands()
-                if operands is None:
-                    self._announce_unused(name)
-                    return None
-                x, dy = operands
-            key = ops.random_key(self.seed, self.updates, number)
-            context = rules.Context(name, number, step, self.updates, fraction, empty, key, self.optimizer, x, dy)
-            return self._apply_rules(layer, k, context)
-        except SnackError as error:
-            raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+        operands: tuple[tuple[Tensor, Tensor], ...] = ()
+        if self._window():
+            try:
+                found = [r[layer].operands() for r in recorded if layer in r]
+            except SnackError as error:
+                raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+            operands = tuple(pair for pair in found if pair is not None)
+            if not operands:
+                self._announce_unused(name)
+                return None
+        key = ops.random_key(self.seed, self.updates, number)
+        return Job(name, layer, rules.Context(name, number, step, self.updates, fraction, empty, key, self.optimizer, operands), k)
 
-    def _apply_rules(self, layer: SparseLinear, k: int, context: rules.Context) -> _Edit | None:
-        device = layer.values.device
-        drop = options.check_slots(self._drop(layer, k, context), k, device)
-        if drop.numel() == 0:
-            return None
-        rows, cols = options.check_positions(self._grow(layer, drop.numel(), drop, context), drop.numel(), device)
+    def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
+        """How many connections of a layer to drop."""
+        return min(int(fraction * layer.nnz), _empty(layer))
+
+    def _share(self, jobs: list[Job]) -> None:
+        """How many connections each layer grows."""
+        share_growth(jobs, self._weight)
+
+    def _checked_drop(self, job: Job, slots: object) -> Tensor:
+        with _naming(job.name):
+            return options.check_slots(slots, job.k, job.layer.values.device)
+
+    def _place(self, job: Job) -> None:
+        """Where a layer grows, and with which values."""
+        device = job.layer.values.device
+        positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
+        job.rows, job.cols = options.check_positions(positions, job.grows, device)
         if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
-            ops.rewire(layer.pattern, drop, rows, cols)  # pure: only to hear its complaints before anything is changed
-        values = self._grow_init
-        if callable(values):
-            values = options.check_grown_values(values(layer, rows, cols, context), layer.values, drop.numel())
-        return _Edit(layer, drop, (rows, cols), values)
-
-    def _wants_gradient(self) -> bool:
-        return rules.wants_gradient(self._drop) or rules.wants_gradient(self._grow)
+            ops.rewire(job.layer.pattern, job.drop, job.rows, job.cols)  # pure: only to hear its complaints before anything is changed
+        job.values = self._grow_init
+        if callable(job.values):
+            values = job.values(job.layer, job.rows, job.cols, job.context)
+            job.values = options.check_grown_values(values, job.layer.values, job.grows)
 
     def _announce_unused(self, name: str) -> None:
         if name in self._warned:
@@ -276,8 +328,22 @@ class DST:
             f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
             "it keeps its connections. If the model is compiled, run that step eagerly: "
             "with torch.compiler.set_stance('force_eager' if dst.armed else 'default').",
-            stacklevel=5,
+            stacklevel=6,
         )
+
+
+class _naming:
+    """Puts the layer's name before a SnackError."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, SnackError):
+            raise SnackError(f"layer '{self._name}': {error}") from error
 
 
 def _empty(layer: SparseLinear) -> int:

@@ -12,7 +12,7 @@ from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
 from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
 from ..ops.products import KERNELS, REGIMES, linear, regime_code
-from . import state
+from . import state as layer_state
 from .select import choose, draw_seed
 from .slot_map import SlotMap
 
@@ -245,13 +245,16 @@ class SparseLinear(nn.Module):
         grow: tuple[object, object] | None = None,
         values: Tensor | float | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        state: object = "zero",
     ) -> SlotMap:
         """Change the topology: drop connections, grow others, and move everything that belongs to a connection with it.
 
         Args:
             drop: slots to remove. grow: (rows, cols) of new connections: empty positions, or ones dropped here.
             values: of the grown connections, in the order of `grow` (default 0).
-            optimizer: every state tensor with one entry a connection follows its connection; grown ones start at 0.
+            optimizer: every state tensor with one entry a connection follows its connection.
+            state: what it holds for grown ones: "zero", "mean" (of the layer), a function (key, tensor) -> number, or {state's key: one of
+                these}, zero for the others.
 
         `.grad` is carried too. At constant nnz all memory keeps its address, so captured graphs stay valid; otherwise
         the Parameter object stays and gets new memory. On an error, running out of memory too, nothing is changed. On a
@@ -260,6 +263,7 @@ class SparseLinear(nn.Module):
         Returns: SlotMap (old slots -> new slots).
         """
         rows, cols = (None, None) if grow is None else grow
+        layer_state.check_state_policy(state)
         pattern, source = ops.rewire(self.pattern, drop, rows, cols)
         slot_map = SlotMap(source.to(self.values.device), self.nnz)
         fill = 0.0 if values is None else values
@@ -270,7 +274,7 @@ class SparseLinear(nn.Module):
                 f"rewire: values have shape {tuple(fill.shape)}, expected one for each of the {grown} grown connections.",
             )
         try:
-            state.carry(self, pattern, slot_map, fill, optimizer)
+            layer_state.carry(self, pattern, slot_map, fill, optimizer, state)
         except torch.OutOfMemoryError as error:
             reason = str(error).splitlines()[0]
             raise SnackMemoryError(f"rewire: out of memory: the layer and the optimiser are as they were: {reason}") from None
@@ -292,15 +296,15 @@ class SparseLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.index.is_meta:
             return
-        state.save(self, destination, prefix)
+        layer_state.save(self, destination, prefix)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         hooks = self._load_state_dict_pre_hooks
         for hook in hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        state.load(self, state_dict, prefix, local_metadata, missing_keys, unexpected_keys, error_msgs)
+        layer_state.load(self, state_dict, prefix, local_metadata, missing_keys, unexpected_keys, error_msgs)
         # What a derived class added, and keys that nobody knows, are PyTorch's business.
-        own = {prefix + key for key in state.KEYS}
+        own = {prefix + key for key in layer_state.KEYS}
         others = {key: entry for key, entry in state_dict.items() if key not in own}
         missing: list[str] = []
         self._load_state_dict_pre_hooks = type(hooks)()  # they have run

@@ -42,7 +42,7 @@ class SlotMap:
     def apply(self, tensor: Tensor, fill: float | Tensor = 0.0) -> Tensor:
         """`tensor` (old nnz,) carried to the new slots, as a new tensor (new nnz,).
 
-        fill: what grown slots get: a number, or one entry for every grown position in the order given to `rewire`.
+        fill: what grown slots get: a number, a tensor of one entry, or one entry for every grown position in the order given to `rewire`.
         """
         require(
             tensor.shape == (self.old_nnz,),
@@ -52,7 +52,7 @@ class SlotMap:
         source = self.source.to(tensor.device)
         is_grown = source < 0
         moved = tensor.index_select(0, source.clamp(min=0)) if self.old_nnz else tensor.new_zeros(self.nnz)
-        if not isinstance(fill, Tensor):
+        if not isinstance(fill, Tensor) or fill.dim() == 0:
             return moved.masked_fill_(is_grown, fill)
         if fill.numel() == 0:
             return moved

@@ -13,24 +13,13 @@ from torch import Tensor
 from ..errors import SnackError
 from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
 from ..ops.deferred import is_pending
+from .optimizer_state import check_state_policy, fill_of, forget_vectors, per_slot
 
 if TYPE_CHECKING:
     from .linear import SparseLinear
     from .slot_map import SlotMap
 
-
-def _per_slot_states(layer: SparseLinear, optimizer: torch.optim.Optimizer | None) -> list[tuple[dict, str, Tensor]]:
-    """(container, key, tensor) of every optimiser tensor with one entry a connection."""
-    if optimizer is None:
-        return []
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if id(layer.values) not in known:
-        raise SnackError(
-            "rewire: the optimiser does not hold this layer's values; it was built before the layer was made sparse. "
-            "Build the optimiser from model.parameters() after snack.sparsify."
-        )
-    state = optimizer.state.get(layer.values, {})
-    return [(state, key, t) for key, t in state.items() if isinstance(t, Tensor) and t.shape == layer.values.shape]
+__all__ = ["KEYS", "TOPOLOGY_KEYS", "Parsed", "carry", "check_state_policy", "load", "note_change", "parse", "prepared", "save"]
 
 
 def note_change(layer: SparseLinear) -> None:
@@ -38,19 +27,26 @@ def note_change(layer: SparseLinear) -> None:
     torch.autograd.graph.increment_version(layer.index)
 
 
-def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float | Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+def carry(
+    layer: SparseLinear,
+    pattern: Pattern,
+    slot_map: SlotMap,
+    fill: float | Tensor,
+    optimizer: torch.optim.Optimizer | None,
+    policy: object = "zero",
+) -> None:
     """Give `layer` the edited pattern and move values, gradient and optimiser state along `slot_map`.
 
     All new tensors are made before anything is written, so running out of memory leaves the layer as it was. Nothing here
     makes the host wait for a card, and at constant nnz every tensor keeps its address. A deferred gradient that a step has used
     is forgotten.
     """
-    states = _per_slot_states(layer, optimizer)
+    states = per_slot(layer, optimizer)
     pattern = pattern.to(layer.index.device)
     values = slot_map.apply(layer.values.data, fill)
     is_used = is_pending(layer.values.grad) and layer.values.grad.operands.used
     grad = None if layer.values.grad is None or is_used else slot_map.apply(layer.values.grad)
-    moved = [slot_map.apply(tensor) for _, _, tensor in states]
+    moved = [slot_map.apply(slot.tensor, fill_of(policy, slot.key, slot.tensor)) for slot in states]
 
     if layer.index.shape == pattern.index.shape and layer.index.dtype == pattern.index.dtype:
         layer.index.copy_(pattern.index)
@@ -60,16 +56,20 @@ def carry(layer: SparseLinear, pattern: Pattern, slot_map: SlotMap, fill: float 
             layer.values.grad.copy_(grad)
         elif is_used:
             layer.values.grad = None
-        for (_, _, tensor), new in zip(states, moved):
-            tensor.copy_(new)
+        for slot, new in zip(states, moved):
+            slot.tensor.copy_(new)
         return
     note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
     layer.values.grad = None  # a gradient of another length cannot stay while .data changes
     layer.values.data = values
     layer.values.grad = grad
-    for (container, key, _), new in zip(states, moved):
-        container[key] = new
+    for slot, new in zip(states, moved):
+        if slot.place is not None:
+            container, key = slot.place
+            container[key] = new
+    if optimizer is not None:
+        forget_vectors(optimizer)
 
 
 # ---- state dicts: values, rows, cols (int32), shape, slot_order, bias ----

@@ -40,6 +40,18 @@ def random_key(seed: int, *stream: int) -> int:
     return key
 
 
+def random_uniform(key: int, draws: Tensor) -> Tensor:
+    """Draws number `draws` (int64, any shape) of the stream `key` as float64 in [0, 1): the upper 53 bits, see `random_key`."""
+
+    def shifted(z: Tensor, bits: int) -> Tensor:  # without the sign
+        return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+    z = signed64(key) + (draws + 1) * signed64(_GAMMA)
+    z = (z ^ shifted(z, 30)) * signed64(0xBF58476D1CE4E5B9)
+    z = (z ^ shifted(z, 27)) * signed64(0x94D049BB133111EB)
+    return shifted(z ^ shifted(z, 31), 11).double() * 2.0**-53
+
+
 def _empty_list(device: torch.device | str = "cpu") -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 

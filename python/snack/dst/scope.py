@@ -1,0 +1,166 @@
+"""Scopes: among which connections an update compares. "layer": each layer drops and grows for itself. "row": a layer drops as a whole and
+every row grows what it lost, so that its number of connections stays. "global": all layers are compared as one.
+
+Redistribution: how the connections that were dropped are shared out to grow. None: every layer grows what it lost. Otherwise in proportion
+to a weight of each layer, by largest remainder; what a layer has no room for goes to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import SnackError, require
+from ..nn import SparseLinear
+from ..nn.distribution import share
+from .rules import EXACT_POSITIONS, Context, Drop, Grow
+
+SCOPES = ("layer", "row", "global")
+_ROW_SCORES = 2**22  # of a panel of rows that are scored at a time
+
+
+@dataclass(eq=False)
+class Job:
+    """One layer in one update. Filled in step by step: what to drop, how many to grow, where, and with what."""
+
+    name: str
+    layer: SparseLinear
+    context: Context
+    k: int
+    drop: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    grows: int = 0
+    rows: Tensor | None = None
+    cols: Tensor | None = None
+    values: Tensor | float = 0.0
+
+    @property
+    def room(self) -> int:
+        """Positions to grow at: empty ones, and those given up."""
+        return self.context.empty + self.drop.numel()
+
+
+# ---- drop ----
+
+
+def choose_drops(rule: Drop, jobs: list[Job], scope: str, checked: Callable[[Job, Tensor], Tensor]) -> None:
+    """Fill in `drop`. Raises: SnackError, naming the layer, where a rule or its answer is wrong."""
+    if scope == "global":
+        _drop_globally(rule, jobs)
+        return
+    for job in jobs:
+        job.drop = checked(job, rule(job.layer, job.k, job.context))
+
+
+def _drop_globally(rule: Drop, jobs: list[Job]) -> None:
+    """The smallest scores of all layers, as many as their k together; ties: the earlier layer, the lower slot."""
+    device = jobs[0].layer.values.device
+    scores = [rule.scores(job.layer, job.context).to(device, torch.promote_types(job.layer.values.dtype, torch.float32)) for job in jobs]
+    for job, score in zip(jobs, scores):
+        fits = score.shape == (job.layer.nnz,)
+        require(fits, f"layer '{job.name}': the drop rule's scores have shape {tuple(score.shape)}, expected one a connection.")
+    chosen = ops.select_smallest(torch.cat(scores), sum(job.k for job in jobs))
+    ends = torch.tensor([job.layer.nnz for job in jobs], device=device).cumsum(0)
+    cuts = torch.searchsorted(chosen, ends).tolist()
+    begin = first = 0
+    for job, cut in zip(jobs, cuts):
+        job.drop = (chosen[begin:cut] - first).to(job.layer.values.device)
+        begin, first = cut, first + job.layer.nnz
+
+
+# ---- how many each layer grows ----
+
+
+def _by_connections(job: Job) -> float:
+    """Connections that are left (DSR, Mostafa and Wang 2019)."""
+    return float(job.layer.nnz - job.drop.numel())
+
+
+def _mean_of(job: Job, tensor: Tensor | None) -> float:
+    return 0.0 if tensor is None or not tensor.numel() else float(tensor.detach().abs().double().mean())
+
+
+def _by_momentum(job: Job) -> float:
+    """Mean |momentum| of a connection (SNFS); of the gradient, where the optimiser keeps no momentum."""
+    state = job.context.optimizer.state.get(job.layer.values, {})
+    momentum = state.get("momentum_buffer", state.get("exp_avg"))
+    return _mean_of(job, job.layer.values.grad if momentum is None else momentum)
+
+
+def _by_gradient(job: Job) -> float:
+    """Mean |gradient| of a connection."""
+    return _mean_of(job, job.layer.values.grad)
+
+
+WEIGHTS: dict[str, Callable[[Job], float]] = {"connections": _by_connections, "momentum": _by_momentum, "gradient": _by_gradient}
+
+
+def share_growth(jobs: list[Job], weight: Callable[[Job], float] | None) -> None:
+    """Fill in `grows`: together as many as were dropped."""
+    for job in jobs:
+        job.grows = job.drop.numel()
+    if weight is None:
+        return
+    weights = [weight(job) for job in jobs]
+    for job, w in zip(jobs, weights):
+        require(0.0 <= w < float("inf"), f"layer '{job.name}': its weight for redistribution is {w}, expected a number of at least 0.")
+    if not sum(weights):
+        return
+    scale = 2**40 / max(weights)  # whole numbers, so that every machine shares alike
+    whole = [int(w * scale) for w in weights]
+    left, counts, open_jobs = sum(job.grows for job in jobs), [0] * len(jobs), list(range(len(jobs)))
+    while left and open_jobs:
+        parts = share(left, [whole[i] for i in open_jobs])
+        if not sum(parts):  # only layers without a weight have room
+            parts = share(left, [1] * len(open_jobs))
+        for i, part in zip(open_jobs, parts):
+            counts[i] += min(part, jobs[i].room - counts[i])
+        left = sum(job.grows for job in jobs) - sum(counts)
+        open_jobs = [i for i in open_jobs if counts[i] < jobs[i].room]
+    for job, count in zip(jobs, counts):
+        job.grows = count
+
+
+# ---- grow ----
+
+
+def choose_growth(rule: Grow, job: Job, scope: str) -> tuple[Tensor, Tensor]:
+    """(rows, cols) for `job.grows` connections."""
+    if scope == "row":
+        return _grow_in_rows(rule, job)
+    return rule(job.layer, job.grows, job.drop, job.context)
+
+
+def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
+    """For every row as many as it lost, those of largest score; ties: the lower column."""
+    layer, scores_of = job.layer, getattr(rule, "row_scores", None)
+    require(scores_of is not None, "the grow rule has no row_scores, which scope='row' compares; use scope='layer', or give it one.")
+    positions = layer.out_features * layer.in_features
+    require(
+        positions <= EXACT_POSITIONS,
+        f"scope='row' scores every position of the rows that lost connections, and the layer has {positions:,}, more than {EXACT_POSITIONS:,}; "
+        "use scope='layer' there.",
+    )
+    rows, cols = (t.long() for t in layer.pattern.coordinates())
+    is_live = torch.ones(layer.nnz, dtype=torch.bool, device=rows.device)
+    is_live[job.drop] = False
+    lost, counts = rows[job.drop].unique(return_counts=True)
+    live_rows, live_cols = rows[is_live], cols[is_live]
+    found: list[tuple[Tensor, Tensor]] = []
+    step = max(1, _ROW_SCORES // max(1, layer.in_features))
+    for begin in range(0, len(lost), step):
+        some, wanted = lost[begin : begin + step], counts[begin : begin + step]
+        scores = torch.nan_to_num(scores_of(layer, some, job.context), nan=-1.0, posinf=torch.inf)
+        place = torch.searchsorted(some, live_rows).clamp_(max=len(some) - 1)
+        inside = some[place] == live_rows
+        scores[place[inside], live_cols[inside]] = -2.0
+        best = scores.sort(dim=1, descending=True, stable=True)
+        chosen = torch.arange(layer.in_features, device=some.device) < wanted[:, None]
+        if bool((best.values[chosen] < 0).any()):
+            raise SnackError("fewer positions of a row have a gradient that is a number than it lost connections; the others are NaN.")
+        where = chosen.nonzero()
+        found.append((some[where[:, 0]], best.indices[chosen]))
+    return torch.cat([r for r, _ in found]), torch.cat([c for _, c in found])
