@@ -80,7 +80,7 @@ def connectivity(layer: object, shape: object = None, ax=None, name: str = ""):
 
     Without `shape`: the matrix, an output a row and an input a column. Up to `DOTS` connections are dots, exactly where they are; more
     are counted in blocks of equal size, at most `BLOCKS` a side, and the colour is the density of a block.
-    With `shape`: the connections of every input, as the image that the input is (the picture of SET's paper, Mocanu et al. 2018).
+    With `shape`: the connections of every input, as the image that the input is (SET's input-pixel map, Mocanu et al. 2018).
 
     Args:
         layer: a `SparseLinear` or a `Pattern`, on any device.
