@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..errors import SnackError, require
 from . import look
 
@@ -11,16 +9,22 @@ MANY = 12
 """So many names fit into a legend; of more layers, evenly chosen ones are named."""
 
 
-def updates_of(source: object, who: str) -> list:
-    """The records of a stepper (its `history`) or of a list of them; SnackError when it is neither."""
+def updates_of(source: object, who: str, since: int = 0) -> list:
+    """The records from number `since` on, of a stepper (its `history`) or of a list of records; SnackError when it is neither.
+
+    Older ones are not looked at, so asking after every step costs the same at the end of a long run as at its beginning.
+    """
     found = getattr(source, "history", source)
-    is_list = isinstance(found, Iterable) and not isinstance(found, (str, bytes, dict))
-    updates = list(found) if is_list else [None]
-    require(
-        all(hasattr(update, "number") and hasattr(update, "layers") for update in updates),
-        f"{who}: a {type(source).__name__} was given, expected a stepper such as snack.SET, or its history.",
-    )
-    return updates
+    new: list = []
+    for update in reversed(found) if isinstance(found, (list, tuple)) else [None]:
+        require(
+            hasattr(update, "number") and hasattr(update, "step"),
+            f"{who}: a {type(source).__name__} was given, expected a stepper such as snack.SET, or its history, a list of updates.",
+        )
+        if update.number < since:
+            break
+        new.append(update)
+    return new[::-1]
 
 
 def exploration(source: object, ax=None):

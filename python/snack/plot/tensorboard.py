@@ -32,8 +32,8 @@ class TensorBoardLog:
         self.writer, self.prefix, self.since = writer, prefix, since
 
     def write(self, source: object) -> int:
-        """Write what is new in a stepper or its history, in their order. Returns the number of updates written."""
-        new = [update for update in updates_of(source, "plot.TensorBoardLog") if update.number >= self.since]
+        """Write what is new in a stepper or its history, in their order; on a card this waits for the updates. Returns how many were written."""
+        new = updates_of(source, "plot.TensorBoardLog", self.since)
         for update in new:
             for tag, value in self._scalars(update):
                 self.writer.add_scalar(f"{self.prefix}/{tag}", value, update.step)
