@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from importlib import metadata as _metadata
 
-from . import bench
+from . import bench, plot
 from .errors import SnackError
 
 __all__ = [
     "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Pattern", "RigL", "SRigL", "SnackError", "SparseLinear", "Static", "bench", "densify",
-    "formats", "load", "nn", "ops", "optim", "param_groups", "save", "sparsify", "summary",
+    "formats", "load", "nn", "ops", "optim", "param_groups", "plot", "save", "sparsify", "summary",
 ]
 
 try:
