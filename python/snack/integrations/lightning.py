@@ -13,10 +13,7 @@ from .stepping import Stepping, numbers
 def _lightning():
     """`lightning.pytorch` or `pytorch_lightning`, the same code twice: the one that is imported already, else one that is installed."""
     names = ("lightning.pytorch", "pytorch_lightning")
-    for name in names:
-        if name in sys.modules:
-            return sys.modules[name]
-    for name in names:
+    for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
