@@ -5,9 +5,15 @@ Every comparison is made with RigL, whose updates need what the step before them
 that is late, early or missing.
 """
 
+import gc
+import importlib
 import json
+import os
+import pickle
+import re
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +25,11 @@ from snack.integrations.stepping import Stepping, numbers
 
 BATCH, STEPS, IN, CLASSES = 8, 12, 20, 4
 OPTIONS = {"every": 2, "drop_fraction": 0.4, "t_end": 0.75}
+
+
+def package(name):
+    """A package that tests need; `make test` installs it, so only a private environment may lack it."""
+    return importlib.import_module(name) if os.environ.get("CI") else pytest.importorskip(name)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +109,7 @@ class Classifier(nn.Module):
 
 
 def hugging_face(folder, callback, model, accumulate=1, in_order=True, optimizer=None, **options):
-    transformers = pytest.importorskip("transformers")
+    transformers = package("transformers")
     x, labels = samples(STEPS * accumulate * BATCH)
     defaults = {
         "max_steps": STEPS,
@@ -117,7 +128,7 @@ def hugging_face(folder, callback, model, accumulate=1, in_order=True, optimizer
 
 
 def transformers_callback(**options):
-    pytest.importorskip("transformers")
+    package("transformers")
     return snack.integrations.TransformersCallback(snack.RigL, **OPTIONS | options)
 
 
@@ -177,7 +188,7 @@ def test_transformers_starts_anew_when_trained_again(tmp_path):
 
 
 def test_transformers_logs_updates_through_the_trainer(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = package("transformers")
     seen = []
 
     class Reporter(transformers.TrainerCallback):
@@ -197,7 +208,6 @@ def test_transformers_logs_updates_through_the_trainer(tmp_path):
 
 
 def test_transformers_saves_models_that_snack_loads(tmp_path):
-    pytest.importorskip("transformers")
     model = Classifier(network())
     trainer = hugging_face(tmp_path, transformers_callback(), model)
     trainer.train()
@@ -209,7 +219,7 @@ def test_transformers_saves_models_that_snack_loads(tmp_path):
 
 def test_transformers_trains_and_saves_a_pretrained_model(tmp_path):
     """Of a PreTrainedModel the Trainer saves by save_pretrained, and it decays what it knows: values too."""
-    transformers = pytest.importorskip("transformers")
+    transformers = package("transformers")
 
     class Config(transformers.PretrainedConfig):
         model_type = "snack-test"
@@ -250,7 +260,7 @@ def test_transformers_runs_recorded_steps_of_a_compiled_model_eagerly(tmp_path):
 
 
 def lightning():
-    return pytest.importorskip("pytorch_lightning")
+    return package("pytorch_lightning")
 
 
 def lightning_callback(**options):
@@ -452,6 +462,34 @@ def test_what_a_method_may_be():
         Stepping(snack.SET)._begin(network(), [], lambda: 1)
 
 
+def test_a_callback_can_be_sent_to_another_process():
+    copied = pickle.loads(pickle.dumps(Stepping(snack.RigL, t_end=0.5)))
+    assert copied.method is snack.RigL and copied.options == {"t_end": 0.5}
+
+
+def test_a_training_that_failed_leaves_nothing_behind():
+    compiled = []
+
+    def is_compiling():
+        compiled.clear()
+        torch.compiler.reset()
+        torch.compile(lambda x: x + 1, backend=lambda graph, _: compiled.append(graph) or graph.forward)(torch.ones(2))
+        return bool(compiled)
+
+    model = network()
+    optimizer = new_optimizer(model)
+    stepping = Stepping(snack.RigL, every=1, t_end=10)
+    stepping._begin(model, [optimizer], lambda: 10)
+    assert not is_compiling(), "the first step is recorded"
+    before = model[0].pattern.coordinates()
+    del stepping
+    gc.collect()
+    assert is_compiling()
+    model(torch.randn(BATCH, IN)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model[0].pattern.coordinates()))
+
+
 def test_numbers_of_a_record_are_plain():
     record = snack.dst.Update(step=10, number=1, fraction=0.25, layers={"a": 3, "b": 4}, seconds=0.5)
     assert json.loads(json.dumps(numbers(record))).items() >= {"dst/step": 10, "dst/update": 1, "dst/dropped": 7, "dst/grown": 7}.items()
@@ -468,3 +506,16 @@ def test_a_missing_package_is_named(monkeypatch, name, package):
         getattr(snack.integrations, name)
     with pytest.raises(AttributeError):
         snack.integrations.NothingOfThatName  # noqa: B018
+
+
+@pytest.mark.parametrize(("heading", "needed"), [("Hugging Face", "transformers"), ("Lightning", "pytorch_lightning")])
+def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys, heading, needed):
+    package(needed)
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).resolve().parents[2] / "docs/integrations.md").read_text()
+    code = re.search(rf"## {heading}\n.*?```python\n(.*?)```", text, re.DOTALL)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of workers, loggers and the like
+        exec(compile(code, "integrations.md", "exec"), {"__name__": "__main__"})
+    dropped = re.search(r"^\[(.*)\]$", capsys.readouterr().out, re.MULTILINE)[1]
+    assert len(dropped.split(",")) == {"transformers": 4, "pytorch_lightning": 5}[needed]

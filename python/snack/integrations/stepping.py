@@ -8,6 +8,7 @@ before gradients are cleared or a checkpoint is written. The loop's events only 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
@@ -44,6 +45,8 @@ class Stepping:
         self._reported = 0  # records of dst.history that the logger has
         self._running = ExitStack()  # the hook, closed when the training ends
         self._eager = ExitStack()  # closed when a recorded step is over
+        for left in (self._running, self._eager):  # by a training that an error ended, when nobody holds the callback any more
+            weakref.finalize(self, left.close)
 
     def _begin(
         self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], total: Callable[[], float], state: dict | None = None
@@ -57,11 +60,12 @@ class Stepping:
         if state is not None:
             dst.load_state_dict(state)
         self.dst, self._reported = dst, len(dst.history)
-        handle = dst.optimizer.register_step_post_hook(self._after_step)  # later than the stepper's own, which counts
+        after_step = weakref.WeakMethod(self._after_step)
+        handle = dst.optimizer.register_step_post_hook(lambda *_: after_step()())  # later than the stepper's own, which counts
         self._running.callback(handle.remove)
         self._record_eagerly()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    def _after_step(self) -> None:
         self.dst.step()
         self._record_eagerly()
 
