@@ -15,8 +15,8 @@ from . import bench
 from .errors import SnackError
 
 __all__ = [
-    "DST", "SET", "Pattern", "RigL", "SnackError", "SparseLinear", "Static", "bench", "densify", "formats", "load", "nn", "ops",
-    "optim", "param_groups", "save", "sparsify", "summary",
+    "DST", "SET", "Pattern", "RigL", "SnackError", "SparseLinear", "Static", "bench", "densify", "formats", "io", "load", "nn", "ops",
+    "optim", "param_groups", "prune", "save", "sparsify", "summary",
 ]
 
 try:
@@ -25,7 +25,7 @@ except _metadata.PackageNotFoundError:  # a source tree on the path, not an inst
     __version__ = "unknown"
 
 try:
-    from . import formats, nn, ops, optim
+    from . import formats, io, nn, ops, optim, prune
     from .dst import DST, SET, RigL, Static
     from .formats import Pattern
     from .nn import SparseLinear, densify, load, param_groups, save, sparsify, summary
