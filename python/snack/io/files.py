@@ -77,15 +77,15 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     numpy = _numpy()
     try:
         with numpy.load(path, allow_pickle=False) as file:
-            if {"format", "shape", "data"} <= set(file.files):
-                return {"weight": as_tensor("weight", _read_scipy(path))}
-            arrays = {name: file[name] for name in file.files}
+            is_scipy = {"format", "shape", "data"} <= set(file.files)
+            arrays = {} if is_scipy else {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        what = "objects, expected arrays of numbers" if "pickle" in str(error) and zipfile.is_zipfile(path) else ""
-        raise SnackError(f"read: {path} " + (f"holds {what}." if what else "is not a readable .npz file (cut short, or of another format).")) from None
+        is_pickled = "pickle" in str(error) and zipfile.is_zipfile(path)
+        what = "holds objects, expected arrays of numbers" if is_pickled else "is not a readable .npz file (cut short, or of another format)"
+        raise SnackError(f"read: {path} {what}.") from None
     except (AttributeError, TypeError):  # numpy gives the array of an .npy file itself
         raise SnackError(f"read: {path} holds one array without a name; save it with numpy.savez(path, weight=array).") from None
-    return {name: as_tensor(name, array) for name, array in arrays.items()}
+    return {name: as_tensor(name, array) for name, array in ({"weight": _read_scipy(path)} if is_scipy else arrays).items()}
 
 
 def _read_scipy(path: Path):
@@ -93,7 +93,10 @@ def _read_scipy(path: Path):
         import scipy.sparse
     except ImportError:
         raise SnackError(f"scipy is not installed, and {path} was written by scipy.sparse.save_npz: pip install scipy.") from None
-    return scipy.sparse.load_npz(path)
+    try:
+        return scipy.sparse.load_npz(path)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise SnackError(f"read: {path} is not a matrix that scipy.sparse.load_npz can read: {error}") from None
 
 
 def write(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, object] | None = None) -> None:

@@ -36,6 +36,9 @@ def resolve(state: Mapping[str, object], masks: Mapping[str, object] | None) -> 
 
     Raises: SnackError on an entry that is not a tensor, a mask of another shape, one that is not 0 or 1, or one for nothing.
     """
+    require(isinstance(state, Mapping), f"import: the state dict is a {type(state).__name__}, expected a mapping from names to tensors.")
+    for name in state:
+        require(isinstance(name, str), f"import: the state dict has the key {name!r}, a {type(name).__name__}, expected names.")
     tensors = {name: as_tensor(name, entry) for name, entry in state.items()}
     given = _mask_list(masks)
     notes = _plain_names(tensors, given)

@@ -244,7 +244,8 @@ def import_state_dict(
         that do not fit, missing or unknown entries, other shapes, layers that cannot be sparse (tied weights, attention's out_proj).
     """
     require(isinstance(model, nn.Module), f"import_state_dict: expected an nn.Module, got {type(model).__name__}.")
-    extra = {name: entry for name, entry in state_dict.items() if name.endswith("_extra_state") and not isinstance(entry, Tensor)}
+    require(isinstance(state_dict, Mapping), f"import_state_dict: the state dict is a {type(state_dict).__name__}, expected a mapping.")
+    extra = {name: e for name, e in state_dict.items() if str(name).endswith("_extra_state") and not isinstance(e, Tensor)}
     others = {name: entry for name, entry in state_dict.items() if name not in extra}
     tree = as_model(others, include, exclude, masks, sum_duplicates)
     tensors = tree.state_dict() | extra
