@@ -99,7 +99,7 @@ def test_snip_is_gradient_times_weight():
     model, (x, y) = small(), batch()
     twin = copy.deepcopy(model)
     loss_on(x, y)(twin).backward()
-    expected = top([(twin[i].weight * twin[i].weight.grad).detach().abs().float() for i in (0, 3)], 14)
+    expected = top([(twin[i].weight * twin[i].weight.grad).detach().abs() for i in (0, 3)], 14)
     snack.prune.snip(model, loss_on(x, y), 1 - 14 / 45)
     assert equal(masks(model), expected)
 
@@ -121,7 +121,7 @@ def test_grasp_is_the_hessian_times_the_gradient():
     hessian = torch.autograd.functional.hessian(loss, flat)
     removal = -flat * (hessian @ gradient)
     model.load_state_dict(twin.state_dict())
-    expected = top([p.view(s) for p, s in zip((-removal).float().split([s.numel() for s in shapes]), shapes)], 18)
+    expected = top([p.view(s) for p, s in zip((-removal).split([s.numel() for s in shapes]), shapes)], 18)
     snack.prune.grasp(model, loss_on(x, y), 0.6)
     assert equal(masks(model), expected)
 

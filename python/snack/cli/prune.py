@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 from snack.cli.common import say
-from snack.cli.convert import add_files, add_globs, finish, read_input
+from snack.cli.convert import add_files, add_globs, finish, layers, read_input
+from snack.errors import require
 
 DESCRIPTION = """Prunes the layers of a model file by magnitude, without the model's code, and writes them sparse. A layer is a name with a 2-D
 `weight`, perhaps a `bias` of as many entries as it has rows, and nothing else: that can be an embedding too, and a file does not say so, so
@@ -31,6 +32,7 @@ def run(arguments) -> int:
 
     state = read_input(arguments)
     model = io.as_model(state)
+    require(len(layers(model)) > 0, f"{arguments.input} holds no 2-D weight, so there is no layer to prune")
     notes = model.import_notes
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -102,12 +102,11 @@ def _listed(names: list[str]) -> str:
 def _sparse_weights(entries: Entries, sum_duplicates: bool) -> dict[str, Weight]:
     """{prefix of the layer: pattern and values}; their entries leave `entries`, all but the bias."""
     tensors, weights = entries.tensors, {}
-    known: dict[int, Weight] = {}  # by memory: a layer that was stored under two names stays one
+    stored: dict[int, Weight] = {}
     for prefix in [n.removesuffix("slot_order") for n in tensors if n.rpartition(".")[2] == "slot_order"]:
-        values = tensors.get(prefix + "values")
-        key = values.data_ptr() if values is not None and values.numel() else id(prefix)
-        weights[prefix] = known.setdefault(key, None) or _own(tensors, prefix)
-        known[key] = weights[prefix]
+        weight = _own(tensors, prefix)
+        twin = stored.setdefault(tensors[prefix + "values"].data_ptr(), weight)  # one layer under two names stays one
+        weights[prefix] = twin if twin[0].equals(weight[0]) and weight[0].nnz else weight
         for key in ("values", *state.TOPOLOGY_KEYS):
             tensors.pop(prefix + key)
     for name in [n for n, t in tensors.items() if t.layout != torch.strided]:
@@ -118,6 +117,7 @@ def _sparse_weights(entries: Entries, sum_duplicates: bool) -> dict[str, Weight]
     for name, mask in entries.masks.items():
         prefix, key = _split(name)
         tensor = tensors[name]
+        mask = mask.to(tensor.device)
         if key == "weight" and tensor.dim() == 2 and tensor.dtype.is_floating_point:
             weights[prefix] = _named(name, from_mask, mask != 0, tensors.pop(name))
         else:
@@ -147,7 +147,8 @@ def _own(tensors: dict[str, Tensor], prefix: str) -> Weight:
     require(is_pair, f"import: layer '{prefix.rstrip('.')}' has a slot_order and no shape of two integers; the state dict is damaged.")
     out, in_ = shape.tolist()
     like = SparseLinear.from_coo([], [], torch.empty(0), (out, in_))
-    parsed = state.parse(like, {name: tensor for name, tensor in tensors.items() if name != prefix + "bias"}, prefix)
+    names = [prefix + key for key in ("values", *state.TOPOLOGY_KEYS)]
+    parsed = state.parse(like, {name: tensors[name] for name in names if name in tensors}, prefix)
     return parsed.pattern, parsed.values
 
 

@@ -31,9 +31,9 @@ def magnitude(
 
     Args:
         scope: "layer" is `snack.sparsify(how="magnitude")`: `distribution` decides how many connections each layer keeps, and a
-            layer keeps its largest. "global" compares the weights of all layers, so some layers become sparser than others (Han
-            et al. 2015, Frankle & Carbin 2019 for deep networks); it takes one number as sparsity and no distribution. Ties: the
-            first in the order of the model, row by row.
+            layer keeps its largest. "global" compares the weights of all layers, so some layers become sparser than others (as
+            Frankle & Carbin 2019 do for deep networks); it takes one number as sparsity and no distribution. Ties: the first in
+            the order of the model, row by row.
 
     Kept weights keep their values. The connections of all converted layers sum to round((1 - sparsity) * positions). A layer
     that loses every connection is named in a UserWarning. Raises: SnackError; the model is then unchanged.
@@ -48,7 +48,7 @@ def magnitude(
 
 
 def snip(model: nn.Module, loss: Loss, sparsity: float, include: Choice = None, exclude: str | Iterable[str] = ()) -> nn.Module:
-    """Keep the connections of largest |gradient * weight| over all layers (SNIP: Lee, Ajanthan & Torr 2019, ICLR, eq. 6).
+    """Keep the connections of largest |gradient * weight| over all layers (SNIP: Lee, Ajanthan & Torr 2019, ICLR).
 
     Args:
         model: in place, like `snack.sparsify`; usually untrained, in training mode.
@@ -67,13 +67,13 @@ def snip(model: nn.Module, loss: Loss, sparsity: float, include: Choice = None, 
         weights = _weights(candidates, "snip")
         with _buffers_kept(model), torch.enable_grad():
             gradients = torch.autograd.grad(_value(model, loss, "snip"), weights, allow_unused=True)
-        return [w.detach().abs() * 0 if g is None else (g.float() * w.detach().float()).abs() for g, w in zip(gradients, weights)]
+        return [(_wide(w) * (0.0 if g is None else _wide(g))).abs() for g, w in zip(gradients, weights)]
 
     return _keep_best(model, sparsity, scores, include, exclude, "snip")
 
 
 def grasp(model: nn.Module, loss: Loss, sparsity: float, include: Choice = None, exclude: str | Iterable[str] = ()) -> nn.Module:
-    """Keep the gradient flow (GraSP: Wang, Zhang & Grosse 2020, ICLR, eq. 8): remove the largest -weight * (H g) over all layers.
+    """Keep the gradient flow (GraSP: Wang, Zhang & Grosse 2020, ICLR): remove the largest -weight * (H g) over all layers.
 
     g is the gradient of the loss with respect to the weights that can be pruned, H its Hessian; H g takes a second backward pass,
     through the gradient. The paper divides the logits by a temperature of 200: do so in `loss`.
@@ -91,7 +91,7 @@ def grasp(model: nn.Module, loss: Loss, sparsity: float, include: Choice = None,
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 raise SnackError(f"prune.grasp: the loss cannot be differentiated twice: {reason}") from None
-        return [w.detach() * 0 if p is None else p.float() * w.detach().float() for p, w in zip(products, weights)]
+        return [_wide(w) * (0.0 if p is None else _wide(p)) for p, w in zip(products, weights)]
 
     return _keep_best(model, sparsity, scores, include, exclude, "grasp")
 
@@ -139,6 +139,11 @@ def _warn_empty(model: nn.Module, who: str, stacklevel: int = 3) -> None:
         advice = "a lower sparsity, or exclude it" if len(empty) == 1 else "a lower sparsity, or exclude them"
         text = f"snack.prune.{who} left no connection in {', '.join(empty)}, where only biases act now; choose {advice}."
         warnings.warn(text, stacklevel=stacklevel)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Products of 16-bit numbers are taken in float32."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _weights(candidates: list[Candidate], who: str) -> list[nn.Parameter]:

@@ -62,8 +62,9 @@ def _values_of(layer: SparseLinear, snapshot: Mapping[str, Tensor], prefix: str,
         shape = tuple(weight.shape)
         require(shape == pattern.shape, f"prune.rewind: layer '{title}' has shape {shape} in the snapshot and {pattern.shape} in the model.")
         return weight.detach()[rows.to(weight.device), cols.to(weight.device)]
+    names = [prefix + key for key in ("values", *state.TOPOLOGY_KEYS)]
     try:
-        found = state.parse(layer, {k: v for k, v in snapshot.items() if k.startswith(prefix) and k != prefix + "bias"}, prefix)
+        found = state.parse(layer, {name: snapshot[name] for name in names if name in snapshot}, prefix)
     except SnackError as error:
         raise SnackError(f"prune.rewind: {error}") from None
     require(found.pattern is not None, f"prune.rewind: layer '{title}' is not in the snapshot; take it of the same model.")
