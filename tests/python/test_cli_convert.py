@@ -136,7 +136,7 @@ def test_wrong_input(files, capsys):
     for words, *arguments in (
         (["no file none.pt"], "convert", "none.pt", "o.pt"),
         (["OUT", "o.h5", ".safetensors"], "convert", "masked.pt", "o.h5"),
-        (["cannot be written"], "convert", "masked.pt", "nowhere/o.pt"),
+        (["cannot be written"], "convert", "none.pt", "nowhere/o.pt"),  # found before the input is read
         (["Python objects", "state_dict()"], "convert", "module.pt", "o.pt"),
         (["not a readable .npz file"], "convert", "junk.npz", "o.pt"),
         (["'head'", "'0', '2'"], "convert", "masked.pt", "o.pt", "--include", "head"),

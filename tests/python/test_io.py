@@ -158,6 +158,25 @@ def test_live_modules_of_torch_ao():
     torch.testing.assert_close(model(x), y)
 
 
+class Doubled(nn.Module):
+    """Has a mask, and does more than mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", MASK)
+
+    def forward(self, weight):
+        return 2 * weight * self.mask
+
+
+def test_a_parametrization_that_does_more_than_mask():
+    model = net()
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
+    with pytest.warns(UserWarning, match="'0': it is parametrized"):
+        sparsify(model, how="nonzero")
+    assert type(model[0]) is not SparseLinear and isinstance(model[3], SparseLinear)
+
+
 # ---- weights with zeros, and what is no layer ----
 
 
