@@ -146,20 +146,29 @@ def load(path: str | os.PathLike, like: nn.Module) -> nn.Module:
     Raises: SnackError, naming the first few problems.
     """
     require(isinstance(like, nn.Module), f"load: like is a {type(like).__name__}, expected the model to load into.")
-    tensors = read_tensors(path)
-    parsed, problems = _check(like, tensors)
-    if problems:
-        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise SnackError(f"load: {path} does not fit the model, which is unchanged: {'; '.join(problems[:4])}{more}")
+    return load_tensors(like, read_tensors(path), f"load: {path}")
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:
+    """`load` from {name: tensor} instead of a file; `what` names them in errors."""
+    parsed, problems = check(model, tensors)
+    complain(problems, what)
     try:
         with state.prepared(parsed):
-            like.load_state_dict(tensors)
+            model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise SnackError(f"load: {path} does not fit the model: {error}") from None
-    return like
+        raise SnackError(f"{what} does not fit the model: {error}") from None
+    return model
 
 
-def _check(model: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[str, state.Parsed], list[str]]:
+def complain(problems: list[str], what: str) -> None:
+    """SnackError with the first few problems, if there are any."""
+    if problems:
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise SnackError(f"{what} does not fit the model, which is unchanged: {'; '.join(problems[:4])}{more}")
+
+
+def check(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, state.Parsed], list[str]]:
     """({prefix: parsed entries of a sparse layer}, problems)."""
     parsed: dict[str, state.Parsed] = {}
     problems: list[str] = []
