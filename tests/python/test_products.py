@@ -257,6 +257,7 @@ def operator_calls(device="cpu"):
     leaf = lambda t: t.detach().clone().requires_grad_()  # noqa: E731
     empty = torch.empty(0, dtype=torch.int64, device=device)
     rows, cols = ops.grow_uniform(p.pattern, 2, 5)
+    moved, fills = (index.clone(), tile_ptr.clone()), torch.zeros(2, device=device)
     s, numbers = torch.ops.snack, [0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0]  # of SGD with momentum
     return {
         "spmm": (s.spmm, (index, tile_ptr, leaf(p.values), leaf(p.x), leaf(p.bias), *shape, 0)),
@@ -270,6 +271,8 @@ def operator_calls(device="cpu"):
         "select_smallest": (s.select_smallest, (p.values, 3, 0)),
         "grow_uniform": (s.grow_uniform, (index, tile_ptr, empty, 2, 5, *shape)),
         "grow_gradient": (s.grow_gradient, (index, tile_ptr, empty, p.dy, p.x, 2, *shape)),
+        "exchange_": (s.exchange_, (*moved, [p.values.clone(), p.values.clone()], fills, 0, 0.3, 2, 0, 5, None, None, *shape)),
+        "exchange_ by gradient": (s.exchange_, (*moved, [p.values.clone()], fills[:1], 1, 0.3, 2, 1, 5, p.dy, p.x, *shape)),
     }
 
 

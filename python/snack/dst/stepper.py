@@ -22,7 +22,7 @@ from . import options, rules, schedules
 from .capture import Recorder
 from .history import Update
 from .schedules import Constant, check_fraction
-from .scope import Job, choose_drops, choose_growth, share_growth
+from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
 from .statistics import Tracker
 
 
@@ -247,8 +247,8 @@ class DST:
         dropped, grown = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
         try:
             for job in jobs:
-                job.layer.rewire(job.drop, (job.rows, job.cols), job.values, self.optimizer, state=self._state)
-                dropped[job.name], grown[job.name] = job.drop.numel(), job.grows
+                job.apply(self._state)
+                dropped[job.name], grown[job.name] = job.moved
         finally:
             nnz = {name: layer.nnz for name, layer in layers.items()}
             overlap, explored = self._tracker.end(layers) if self._tracker else (None, None)
@@ -260,11 +260,15 @@ class DST:
             self._on_resize()
         return record
 
-    def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job]:
+    def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
         """What to change in which layers; nothing is changed yet."""
         jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, recorded))]
         if not jobs:
             return []
+        names = self._exchange_rules()
+        if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
+            operands = [self._grow.operands(job.context) if names[1] == "gradient" else (None, None) for job in jobs]
+            return [Exchange(job.name, job.layer, job.context, job.k, *names, pair, self._grow_init) for job, pair in zip(jobs, operands)]
         who = type(self).__name__
         try:
             choose_drops(self._drop, jobs, self._scope, self._checked_drop)
@@ -276,6 +280,15 @@ class DST:
         except SnackError as error:
             raise SnackError(f"{who}: {error}") from error
         return jobs
+
+    def _exchange_rules(self) -> tuple[str, str] | None:
+        """The rules by the names that `SparseLinear.exchange` knows; None where the update needs lists of slots and positions."""
+        if self._scope != "layer" or self._weight is not None or callable(self._grow_init):
+            return None
+        drop = "magnitude" if self._drop is rules.drop_magnitude else "signed" if self._drop is rules.drop_signed else None
+        by_gradient = type(self._grow) in (rules.GradientGrowth, rules.MomentumGrowth)
+        grow = "uniform" if self._grow is rules.grow_uniform else "gradient" if by_gradient else None
+        return None if drop is None or grow is None else (drop, grow)
 
     def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, recorded: list[dict]) -> Job | None:
         """A layer's part in the update; None where it has none."""
@@ -344,6 +357,10 @@ class _naming:
     def __exit__(self, kind, error, trace):
         if isinstance(error, SnackError):
             raise SnackError(f"layer '{self._name}': {error}") from error
+
+
+def _is_on_card(layer: SparseLinear) -> bool:
+    return layer.values.is_cuda
 
 
 def _empty(layer: SparseLinear) -> int:

@@ -236,7 +236,7 @@ class SparseLinear(nn.Module):
         card = call(torch.ops.snack.cuda_capability, self.values.device.index)
         costs = _costs.text_of(card)
         plans = {name: call(torch.ops.snack.explain_cuda, code, *problem(name), *card, costs) for code, name in enumerate(_PRODUCTS)}
-        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the CPU, through copies"}
+        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the card"}
 
     @torch.no_grad()
     def rewire(
@@ -279,6 +279,34 @@ class SparseLinear(nn.Module):
             reason = str(error).splitlines()[0]
             raise SnackMemoryError(f"rewire: out of memory: the layer and the optimiser are as they were: {reason}") from None
         return slot_map
+
+    @torch.no_grad()
+    def exchange(
+        self,
+        drop: str = "magnitude",
+        grow: str = "uniform",
+        *,
+        k: int,
+        fraction: float = 0.0,
+        key: int = 0,
+        x: Tensor | None = None,
+        dy: Tensor | None = None,
+        values: float = 0.0,
+        optimizer: torch.optim.Optimizer | None = None,
+        state: object = "zero",
+    ) -> Tensor:
+        """Replace connections by the built-in rules in one operation: choice, growth and `rewire` together, and on a card without waiting.
+
+        drop, grow, k, fraction, key, x, dy: as in `snack.ops.exchange_`. values: of grown connections. optimizer, state: as in `rewire`.
+
+        Returns: int64 (2,) on the layer's device: connections moved, and an error, see `snack.ops.exchange_`.
+        Raises: SnackError; the layer is then as it was. SnackMemoryError, likewise.
+        """
+        layer_state.check_state_policy(state)
+        rules = {"drop": drop, "grow": grow, "k": k, "fraction": fraction, "key": key, "x": x, "dy": dy}
+        moved = layer_state.exchange(self, rules, values, optimizer, state)
+        require(moved is not None, "exchange: more than 15 tensors belong to the connections, or one is not contiguous; use rewire.")
+        return moved
 
     def _apply(self, fn, recurse: bool = True):
         was_meta = self.index.is_meta

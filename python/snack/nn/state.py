@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
-from ..ops.deferred import is_pending
+from ..ops.deferred import DeferredGradient, is_pending
+from ..ops.edits import exchange_
 from .optimizer_state import check_state_policy, fill_of, forget_vectors, per_slot
 from .reducer import note_resize
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from .linear import SparseLinear
     from .slot_map import SlotMap
 
-__all__ = ["KEYS", "TOPOLOGY_KEYS", "Parsed", "carry", "check_state_policy", "load", "note_change", "parse", "prepared", "save"]
+__all__ = ["KEYS", "TOPOLOGY_KEYS", "Parsed", "carry", "check_state_policy", "exchange", "load", "note_change", "parse", "prepared", "save"]
+
+_MOST_CARRIED = 16  # tensors that exchange_ takes
 
 
 def note_change(layer: SparseLinear) -> None:
@@ -83,6 +86,33 @@ def carry(
             container[key] = new
     if optimizer is not None:
         forget_vectors(optimizer)
+
+
+def exchange(
+    layer: SparseLinear, rules: dict[str, object], fill: float, optimizer: torch.optim.Optimizer | None, policy: object = "zero"
+) -> Tensor | None:
+    """`ops.exchange_` of the layer's pattern with everything that belongs to its connections; None where some of it is not contiguous.
+
+    rules: drop, fraction, k, grow, key, dy, x, as there. fill: value of grown connections.
+    """
+    states = per_slot(layer, optimizer)
+    gradient = layer.values.grad
+    if is_pending(gradient) and gradient.operands.used:
+        gradient = layer.values.grad = None
+    if type(gradient) is DeferredGradient:
+        gradient = gradient.operands.gradient(gradient)
+    carried = [layer.values.data, *([] if gradient is None else [gradient]), *(slot.tensor for slot in states)]
+    if len(carried) > _MOST_CARRIED or not all(tensor.is_contiguous() for tensor in carried):
+        return None
+    fills = torch.zeros(len(carried), device=layer.values.device)
+    fills[0].fill_(fill)
+    for place, slot in zip(fills[len(carried) - len(states) :], states):
+        start = fill_of(policy, slot.key, slot.tensor)
+        place.copy_(start) if isinstance(start, Tensor) else place.fill_(start)
+    moved = exchange_(layer.pattern, carried, fills, **rules)
+    # Changed behind autograd's back: a backward pass that was prepared before has to notice.
+    torch.autograd.graph.increment_version([layer.index, layer.tile_ptr, *carried])
+    return moved
 
 
 # ---- state dicts: values, rows, cols (int32), shape, slot_order, bias ----

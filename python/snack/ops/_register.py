@@ -4,7 +4,7 @@ The three products are closed under differentiation, so any order of derivative 
     spmm(v, x) = x W^T + b     d/dx = spmm_t(v, dy)    d/dv = sddmm(dy, x)    d/db = sum dy
     spmm_t(v, dy) = dy W       d/ddy = spmm(v, g)      d/dv = sddmm(dy, g)
     sddmm(dy, x)               d/ddy = spmm(g, x)      d/dx = spmm_t(g, dy)
-sddmm_update changes its arguments and has no derivative.
+sddmm_update and exchange_ change their arguments and have no derivative.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ def _(index, tile_ptr, drop, k, key, out_features, in_features):
 @torch.library.register_fake("snack::grow_gradient")
 def _(index, tile_ptr, drop, dy, x, k, out_features, in_features):
     return index.new_empty((k,), dtype=torch.int64), index.new_empty((k,), dtype=torch.int64)
+
+
+@torch.library.register_fake("snack::exchange_")
+def _(index, tile_ptr, carried, fills, drop_rule, fraction, k, grow_rule, key, dy, x, out_features, in_features):
+    return index.new_empty((2,), dtype=torch.int64)
 
 
 def _spmm_context(ctx, inputs, output):
@@ -171,5 +176,17 @@ def _register_copies() -> torch.library.Library:
     return library
 
 
+def _exchange_through_the_cpu(index, tile_ptr, carried, fills, drop_rule, fraction, k, grow_rule, key, dy, x, out_features, in_features):
+    on_cards = [index, tile_ptr, *carried]
+    on_cpu = [t.cpu() for t in on_cards]
+    operands = [t if t is None else t.cpu() for t in (dy, x)]
+    rules = (drop_rule, fraction, k, grow_rule, key)
+    result = _ops.exchange_(*on_cpu[:2], on_cpu[2:], fills.cpu(), *rules, *operands, out_features, in_features)
+    for there, here in zip(on_cards, on_cpu, strict=True):
+        there.copy_(here)
+    return result.to(index.device)
+
+
 ON_THE_CPU = ("select_smallest", "grow_uniform", "grow_gradient", "pack", "unpack")
 _copies = _register_copies()
+_copies.impl("exchange_", _exchange_through_the_cpu)
