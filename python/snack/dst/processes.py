@@ -24,7 +24,7 @@ from torch import distributed as dist
 from ..errors import SnackError
 from ..nn import SparseLinear
 from ..nn.parallel import all_objects, bytes_of, first_difference, hash_of, topology_hash
-from .scope import Job
+from .scope import Exchange, Job
 
 Pair = tuple[Tensor, Tensor]  # x (batch, in), dY (batch, out)
 Result = TypeVar("Result")
@@ -103,11 +103,16 @@ class Team:
             own[: len(x), : layer.in_features] = x
             own[: len(x), layer.in_features :] = dy
         everyone = torch.empty(len(sizes) * longest, width, dtype=dtype, device=own.device)
-        dist.all_gather_into_tensor(bytes_of(everyone), bytes_of(own), group=self.group)
+        _gather(bytes_of(everyone), bytes_of(own), group=self.group)
         if any(size is None or size[0] != longest for size in sizes):
             everyone = torch.cat([everyone[r * longest : r * longest + size[0]] for r, size in enumerate(sizes) if size is not None])
         x, dy = everyone.split([layer.in_features, layer.out_features], dim=1)
         return x.contiguous(), dy / len(sizes)
+
+
+def _gather(everyone: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    """One collective by its newer or its older name."""
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(everyone, own, group=group)
 
 
 class Joined(tuple):
@@ -121,12 +126,12 @@ def _size(pair: Pair | None) -> tuple[int, str] | None:
     return len(x), "all" if isinstance(pair, Joined) else str(dy.dtype).removeprefix("torch.")
 
 
-def describe_jobs(jobs: list[Job]) -> dict[str, object]:
-    """Hashes of the edits: what every layer drops, where it grows, and with which values."""
+def describe_jobs(jobs: list[Job | Exchange]) -> dict[str, object]:
+    """Hashes of the edits: what every layer drops, where it grows, with which values; of an exchange, all that its choices are made from."""
 
-    def edit(job: Job) -> tuple:
-        lists = [job.drop, job.rows, job.cols] + ([job.values] if isinstance(job.values, Tensor) else [])
-        device = job.layer.index.device
-        return job.drop.numel(), job.grows, int(hash_of(t.to(device) for t in lists if t is not None))
+    def lists(job: Job | Exchange) -> list[Tensor]:
+        parts = (job.layer.values, *job.operands) if isinstance(job, Exchange) else (job.drop, job.rows, job.cols, job.values)
+        return [part.to(job.layer.index.device) for part in parts if isinstance(part, Tensor)]
 
-    return {f"what to change in layer '{job.name}'": edit(job) for job in jobs}
+    hashes = [hash_of(lists(job)) for job in jobs]
+    return {f"what to change in layer '{job.name}'": (job.k, int(found)) for job, found in zip(jobs, hashes)}

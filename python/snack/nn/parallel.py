@@ -73,6 +73,13 @@ def first_difference(reports: list[dict[str, object]]) -> tuple[int, str] | None
     return None
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile, whose layers have the names that files know."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model
+
+
 def sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
     """Layers that have memory, by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseLinear) and not m.index.is_meta}
