@@ -119,7 +119,7 @@ def check_group(who: str, group: object) -> object:
     if group is None:
         return None
     is_group = dist.is_available() and isinstance(group, dist.ProcessGroup)
-    require(is_group, f"{who}: group={group!r} must be a torch.distributed.ProcessGroup, such as torch.distributed.group.WORLD after init_process_group.")
+    require(is_group, f"{who}: group={group!r} must be a torch.distributed.ProcessGroup, such as torch.distributed.group.WORLD.")
     return group if dist.get_world_size(group) > 1 else None
 
 
