@@ -42,6 +42,17 @@ class _Hook:
         return _make_ignore, ()
 
 
+class Saved:
+    """What a recorder had collected when the training was saved."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor] | None):
+        self._pair = pair
+
+    def operands(self) -> tuple[Tensor, Tensor] | None:
+        """As `Recorder.operands`."""
+        return self._pair
+
+
 class Recorder:
     """Collects the (x, dY) of `layer` from its creation until `remove()`."""
 
@@ -91,6 +102,11 @@ class Recorder:
         # Another tensor may hold the same gradient: DistributedDataParallel puts a view of its bucket in its place.
         is_untouched = gradient is self._gradient() and gradient._version == self._version
         return not is_untouched and not bool(gradient.any())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a part of the coming step's gradient."""
+        return bool(self._pairs) and not self._was_cleared()
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """x (batch, in) and dY (batch, out) of one dtype, the batches of all uses joined; None when there was no use.
