@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..nn import SparseLinear
+from ..nn.sharded import is_sharded
 
 
 def _ignore(*_) -> None:
@@ -62,6 +63,9 @@ class Recorder:
         self._open: dict[int, list[tuple[Tensor, int, Tensor]]] = {}  # backward pass -> its pairs, until values.grad has them
         self._gradient: weakref.ref | None = None  # values.grad after the newest pair, and its version
         self._version = -1
+        self._values = layer.values  # while the model computes, fully_shard puts gathered values in their place
+        self._gathered = layer.values
+        self._is_sharded = is_sharded(self._values)
         self._handles = [
             layer.register_forward_hook(_Hook(self._after_forward), with_kwargs=True, prepend=True),
             layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation)),
@@ -78,6 +82,7 @@ class Recorder:
             return
         x = (args[0] if args else kwargs["x"]).detach()
         version = x._version
+        self._gathered = self.layer.values
 
         def remember(dy: Tensor) -> None:
             task = torch._C._current_graph_task_id()
@@ -85,7 +90,8 @@ class Recorder:
                 if self._was_cleared():
                     self._pairs.clear()
                 self._open[task] = []
-            self._open[task].append((x, version, dy.detach()))
+            # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
+            (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy.detach()))
 
         y.register_hook(remember)
 
@@ -96,6 +102,8 @@ class Recorder:
 
     def _was_cleared(self) -> bool:
         """Whether zero_grad was called since the newest pair. Unscaling and clipping change the gradient too, but not to 0."""
+        if self._is_sharded:  # before gradients are exchanged they are those of the gathered values
+            return self._values.grad is None and self._gathered.grad is None
         gradient = self.layer.values.grad
         if gradient is None or self._gradient is None:
             return True
