@@ -250,10 +250,11 @@ def _problem_of_shards(layer: SparseLinear, parsed: Parsed, assign: bool, prefix
     """Why this cannot be loaded into sharded values; empty where it can, or where they are not sharded."""
     if not is_sharded(layer.values):
         return ""
+    name, count = _label(prefix), layer.nnz if parsed.values is None else parsed.values.numel()
     if assign or layer.values.is_meta:
-        return f"{_label(prefix)}: its values are sharded, and a topology cannot be assigned; give it memory (to_empty), and load without assign=True."
-    if parsed.values is not None and parsed.values.numel() != layer.nnz:
-        return f"{_label(prefix)}: its values are sharded, so their number stays {layer.nnz:,}, and the file has {parsed.values.numel():,}; load before fully_shard."
+        return f"{name}: its values are sharded, and a topology cannot be assigned; give it memory (to_empty), and load without assign=True."
+    if count != layer.nnz:
+        return f"{name}: its values are sharded, so their number stays {layer.nnz:,}, and the file has {count:,}; load before fully_shard."
     return ""
 
 
