@@ -64,5 +64,6 @@ x, y = batch(10**6, size=4096)
 right = (model(x).argmax(dim=1) == y).float().mean()
 dist.all_reduce(right)
 if rank == 0:
-    print(f"{world} processes, {sum(layer.nnz for layer in model if isinstance(layer, snack.SparseLinear)):,} connections, accuracy {100 * right.item() / world:.1f} %")
+    nnz = sum(layer.nnz for layer in model if isinstance(layer, snack.SparseLinear))
+    print(f"{world} processes, {nnz:,} connections, accuracy {100 * right.item() / world:.1f} %")
 dist.destroy_process_group()

@@ -369,7 +369,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def torchrun(world, script, *arguments, folder):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), str(ROOT / script), *map(str, arguments)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command = [*launcher, str(ROOT / script), *map(str, arguments)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -378,12 +379,11 @@ def torchrun(world, script, *arguments, folder):
 
 @pytest.mark.slow
 def test_the_example_resumes_on_another_number_of_processes(tmp_path):
-    whole = torchrun(1, "examples/train_ddp.py", "--steps", 300, "--file", "whole.safetensors", folder=tmp_path)
-    torchrun(2, "examples/train_ddp.py", "--steps", 200, "--file", "a.safetensors", folder=tmp_path)
-    resumed = torchrun(1, "examples/train_ddp.py", "--steps", 300, "--file", "a.safetensors", folder=tmp_path)
-    assert "step 100" in whole and "step 100" not in resumed and "step 300" in resumed
+    stopped = torchrun(2, "examples/train_ddp.py", "--steps", 200, folder=tmp_path)
+    resumed = torchrun(1, "examples/train_ddp.py", "--steps", 300, folder=tmp_path)
+    assert "step 100" in stopped and "step 200" in stopped and "step 100" not in resumed and "step 300" in resumed
+    assert "2 processes, 30,003 connections" in stopped and "1 processes, 30,003 connections" in resumed
     assert float(resumed.split("accuracy ")[1].split()[0]) > 60.0
-    assert resumed.splitlines()[-1].split(",")[1] == whole.splitlines()[-1].split(",")[1]
 
 
 @pytest.mark.slow
