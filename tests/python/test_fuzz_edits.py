@@ -113,7 +113,7 @@ def test_random_edits(shape, most, edits):
     rng = random.Random(f"{SEED} {shape}")
     positions = shape[0] * shape[1]
     pattern = snack.Pattern.random(shape, min(positions, most) // 2, SEED)
-    layer = SparseLinear.from_coo(pattern.rows, pattern.cols, torch.zeros(pattern.nnz, dtype=real()), shape)
+    layer = SparseLinear.from_coo(pattern.rows, pattern.cols, torch.zeros(pattern.nnz, dtype=real(), device="cpu"), shape)
     layer.to(torch.get_default_device())
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     give_state(layer, optimizer)
