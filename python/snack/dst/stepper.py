@@ -311,6 +311,8 @@ class DST:
     def _place(self, job: Job) -> None:
         """Where a layer grows, and with which values."""
         device = job.layer.values.device
+        if self._scope == "row" and not rules.is_built_in(self._drop):
+            ops.rewire(job.layer.pattern, job.drop)  # pure: rows are looked up by these slots, so they are heard first
         positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
         job.rows, job.cols = options.check_positions(positions, job.grows, device)
         if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
