@@ -281,7 +281,7 @@ class DST:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
-        if k == 0:
+        if not self._takes_part(layer, k):
             return None
         operands: tuple[tuple[Tensor, Tensor], ...] = ()
         if self._window():
@@ -299,6 +299,10 @@ class DST:
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
         """How many connections of a layer to drop."""
         return min(int(fraction * layer.nnz), _empty(layer))
+
+    def _takes_part(self, layer: SparseLinear, k: int) -> bool:
+        """Whether a layer that is to drop `k` connections has a part in the update."""
+        return k > 0
 
     def _share(self, jobs: list[Job]) -> None:
         """How many connections each layer grows."""
