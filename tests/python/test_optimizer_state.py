@@ -307,7 +307,7 @@ def test_the_first_step_of_a_grown_connection_is_as_long_as_documented():
         slots = layer.rewire([0], snack.ops.grow_uniform(layer.pattern, 1, 1), None, optimizer, state=policy)
         layer.values.grad = torch.ones_like(layer.values)
         optimizer.step()
-        assert float(layer.values[slots.grown]) == pytest.approx(-0.01 * rates, rel=1e-3)
+        assert layer.values[slots.grown].item() == pytest.approx(-0.01 * rates, rel=1e-3)
 
 
 def test_rprop_goes_on_with_the_mean_step():
@@ -316,7 +316,7 @@ def test_rprop_goes_on_with_the_mean_step():
     layer(torch.randn(3, 12, dtype=torch.float64)).sum().backward()
     optimizer.step()
     slots = layer.rewire([0], snack.ops.grow_uniform(layer.pattern, 1, 1), None, optimizer, state={"step_size": "mean"})
-    assert float(optimizer.state[layer.values]["step_size"][slots.grown]) == pytest.approx(0.1)
+    assert optimizer.state[layer.values]["step_size"][slots.grown].item() == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
