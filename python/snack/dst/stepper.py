@@ -294,7 +294,7 @@ class DST:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
-        if k == 0:
+        if not self._takes_part(layer, k):
             return None
         operands: tuple[tuple[Tensor, Tensor], ...] = ()
         if self._window():
@@ -313,6 +313,10 @@ class DST:
         """How many connections of a layer to drop."""
         return min(int(fraction * layer.nnz), _empty(layer))
 
+    def _takes_part(self, layer: SparseLinear, k: int) -> bool:
+        """Whether a layer that is to drop `k` connections has a part in the update."""
+        return k > 0
+
     def _share(self, jobs: list[Job]) -> None:
         """How many connections each layer grows."""
         share_growth(jobs, self._weight)
@@ -324,6 +328,8 @@ class DST:
     def _place(self, job: Job) -> None:
         """Where a layer grows, and with which values."""
         device = job.layer.values.device
+        if self._scope == "row" and not rules.is_built_in(self._drop):
+            ops.rewire(job.layer.pattern, job.drop)  # pure: rows are looked up by these slots, so they are heard first
         positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
         job.rows, job.cols = options.check_positions(positions, job.grows, device)
         if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):

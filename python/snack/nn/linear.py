@@ -129,8 +129,8 @@ class SparseLinear(nn.Module):
         """A sparse copy of an nn.Linear; kept connections keep their values exactly.
 
         Args:
-            sparsity: fraction to remove, with how="magnitude" (keep the largest |w|; ties: first in row-major order)
-                or how="random" (keep uniform positions).
+            sparsity: fraction to remove, with how="magnitude" (keep the largest |w|; ties: first in row-major order),
+                how="random" (keep uniform positions) or how="row" (as "random", equally many in every row; a remainder in the first rows).
             mask: (out, in), non-zero where a connection stays; instead of `sparsity`.
             how="nonzero": keep what is not zero, for layers that were pruned elsewhere; needs neither.
         """
