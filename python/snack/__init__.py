@@ -16,7 +16,8 @@ from .errors import SnackError
 
 __all__ = [
     "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Pattern", "RigL", "SRigL", "SnackError", "SparseLinear", "Static", "bench", "densify",
-    "formats", "integrations", "io", "load", "nn", "ops", "optim", "param_groups", "plot", "prune", "save", "sparsify", "summary",
+    "formats", "integrations", "io", "load", "load_training", "nn", "ops", "optim", "param_groups", "plot", "prune", "save", "save_training",
+    "sparsify", "summary",
 ]
 
 try:
@@ -26,7 +27,7 @@ except _metadata.PackageNotFoundError:  # a source tree on the path, not an inst
 
 try:
     from . import formats, integrations, io, nn, ops, optim, prune
-    from .dst import DST, GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
+    from .dst import DST, GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static, load_training, save_training
     from .formats import Pattern
     from .nn import SparseLinear, densify, load, param_groups, save, sparsify, summary
 except ImportError as error:

@@ -42,6 +42,17 @@ class _Hook:
         return _make_ignore, ()
 
 
+class Saved:
+    """What a recorder had collected when the training was saved."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor] | None):
+        self._pair = pair
+
+    def operands(self) -> tuple[Tensor, Tensor] | None:
+        """As `Recorder.operands`."""
+        return self._pair
+
+
 class Recorder:
     """Collects the (x, dY) of `layer` from its creation until `remove()`."""
 
@@ -86,9 +97,16 @@ class Recorder:
     def _was_cleared(self) -> bool:
         """Whether zero_grad was called since the newest pair. Unscaling and clipping change the gradient too, but not to 0."""
         gradient = self.layer.values.grad
-        if gradient is None or self._gradient is None or gradient is not self._gradient():
+        if gradient is None or self._gradient is None:
             return True
-        return gradient._version != self._version and not bool(gradient.any())
+        # Another tensor may hold the same gradient: DistributedDataParallel puts a view of its bucket in its place.
+        is_untouched = gradient is self._gradient() and gradient._version == self._version
+        return not is_untouched and not bool(gradient.any())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a part of the coming step's gradient."""
+        return bool(self._pairs) and not self._was_cleared()
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """x (batch, in) and dY (batch, out) of one dtype, the batches of all uses joined; None when there was no use.

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import SnackError
 from ..nn import SparseLinear
+from ..nn.parallel import group_of, unwrapped
 from . import options, rules, schedules
 from .capture import Recorder
 from .history import Update
+from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
 from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
 from .statistics import Tracker
@@ -57,7 +59,9 @@ class DST:
             (1 - beta1) / sqrt(1 - beta2) learning rates long: 3.16 at (0.9, 0.999); {"exp_avg_sq": "mean"} makes it an ordinary one.
         track: note overlap and exploration in the history, see `Update`; costs O(nnz log nnz) on the CPU an update.
         on_resize: called without arguments after an update that changed the number of connections of a layer, for what holds on to
-            the sizes of parameters (DistributedDataParallel has to be built anew).
+            the sizes of parameters (captured graphs; DistributedDataParallel makes its buckets anew by itself).
+        group: the processes that train this model together, where they average its gradients themselves. Found where it is wrapped in
+            DistributedDataParallel or sharded by fully_shard; then every rank must call `step()`, see `snack.dst.processes`.
         Names used in papers are understood too: zeta and alpha for drop_fraction, delta_t for every.
 
     Attributes:
@@ -95,6 +99,7 @@ class DST:
         state: object = "zero",
         track: bool | None = None,
         on_resize: Callable[[], object] | None = None,
+        group: object = None,
         **aliases: object,
     ):
         who = type(self).__name__
@@ -115,6 +120,7 @@ class DST:
         )
         self._state = options.check_state_policy(who, state)
         self._on_resize = options.check_on_resize(who, on_resize)
+        self._group = options.check_group(who, group)
         self.model, self.optimizer = model, optimizer
         options.check_model(who, model, optimizer)
         options.check_optimizer(who, optimizer, self._trained())
@@ -233,7 +239,7 @@ class DST:
 
     def _trained(self) -> Iterator[tuple[str, int, SparseLinear]]:
         """(name, number, layer) of the layers whose values are trained. Looked up anew, as models get wrapped and changed."""
-        sparse = ((name, module) for name, module in self.model.named_modules() if isinstance(module, SparseLinear))
+        sparse = ((name, module) for name, module in unwrapped(self.model).named_modules() if isinstance(module, SparseLinear))
         return ((name, number, layer) for number, (name, layer) in enumerate(sparse) if layer.values.requires_grad)
 
     # ---- an update ----
@@ -261,8 +267,27 @@ class DST:
         return record
 
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
-        """What to change in which layers; nothing is changed yet."""
-        jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, recorded))]
+        """What to change in which layers, on all processes alike; nothing is changed yet."""
+        layers = {name: layer for name, _, layer in self._trained()}
+        team = Team(self._group or group_of(layers.values()), type(self).__name__)
+        counters = {"optimiser steps": step, "updates": self.updates}
+        pairs = team.share(counters, layers, lambda: self._pairs(step, fraction, recorded))
+        return team.agree(lambda: self._choose(step, fraction, pairs), describe_jobs)[0]
+
+    def _pairs(self, step: int, fraction: float, recorded: list[dict]) -> dict[str, list[Pair | None]]:
+        """x and dY of every recorded step, newest first, of the layers that will look at them."""
+        found: dict[str, list[Pair | None]] = {}
+        for name, _, layer in self._trained() if self._window() else ():
+            try:
+                if self._drops(name, layer, step, fraction):
+                    found[name] = [r[layer].operands() if layer in r else None for r in recorded]
+            except SnackError as error:
+                raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+        return found
+
+    def _choose(self, step: int, fraction: float, pairs: dict[str, list[Pair | None]]) -> list[Job | Exchange]:
+        """The edits of all layers, by the rules."""
+        jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, pairs))]
         if not jobs:
             return []
         names = self._exchange_rules()
@@ -290,22 +315,16 @@ class DST:
         grow = "uniform" if self._grow is rules.grow_uniform else "gradient" if by_gradient else None
         return None if drop is None or grow is None else (drop, grow)
 
-    def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, recorded: list[dict]) -> Job | None:
+    def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, pairs: dict[str, list]) -> Job | None:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
         if not self._takes_part(layer, k):
             return None
-        operands: tuple[tuple[Tensor, Tensor], ...] = ()
-        if self._window():
-            try:
-                found = [r[layer].operands() for r in recorded if layer in r]
-            except SnackError as error:
-                raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
-            operands = tuple(pair for pair in found if pair is not None)
-            if not operands:
-                self._announce_unused(name)
-                return None
+        operands = tuple(pair for pair in pairs.get(name, ()) if pair is not None)
+        if self._window() and not operands:
+            self._announce_unused(name)
+            return None
         key = ops.random_key(self.seed, self.updates, number)
         return Job(name, layer, rules.Context(name, number, step, self.updates, fraction, empty, key, self.optimizer, operands), k)
 
@@ -347,7 +366,7 @@ class DST:
             f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
             "it keeps its connections. If the model is compiled, run that step eagerly: "
             "with torch.compiler.set_stance('force_eager' if dst.armed else 'default').",
-            stacklevel=6,
+            stacklevel=9,
         )
 
 

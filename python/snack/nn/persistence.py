@@ -21,7 +21,9 @@ from . import state
 from .linear import SparseLinear
 
 FILE_VERSION = "1"
-_RESERVED = ("format", "snack", "snack.shared")
+TRAINING = "snack.training"
+"""Header key of files that hold a whole training (snack.save_training), and the folder of what is not the model there."""
+_RESERVED = ("format", "snack", "snack.shared", TRAINING)
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -71,35 +73,46 @@ def save(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, objec
     metadata: kept in the header as strings; `read_header` gives it back.
     Raises: SnackError when safetensors is missing, an entry is not a tensor with numbers, or the file cannot be written.
     """
-    library = _safetensors()
-    path = Path(path)
+    _safetensors()
+    entries = entries_of(model)
+    header = {str(key): str(value) for key, value in (metadata or {}).items()}
+    for key in _RESERVED:
+        require(key not in header, f"save: metadata key {key!r} is used by the file format itself; choose another.")
+    write(Path(path), entries, header)
+
+
+def entries_of(model: nn.Module, who: str = "save") -> dict[str, Tensor]:
+    """The model's state dict. Raises: SnackError where an entry is not a tensor with numbers."""
     entries = model.state_dict()
     for name, entry in entries.items():
         require(
             isinstance(entry, Tensor),
-            f"save: '{name}' is a {type(entry).__name__}, and a safetensors file holds tensors only; remove it from the state.",
+            f"{who}: '{name}' is a {type(entry).__name__}, and a safetensors file holds tensors only; remove it from the state.",
         )
         require(
             not entry.is_meta,
-            f"save: '{name}' is on the meta device and has no numbers; give the model memory with to_empty and load or initialise it.",
+            f"{who}: '{name}' is on the meta device and has no numbers; give the model memory with to_empty and load or initialise it.",
         )
     for layer_name, layer in model.named_modules():
         require(
             not (isinstance(layer, SparseLinear) and layer.index.is_meta),
-            f"save: layer '{layer_name}' is on the meta device and has no topology yet.",
+            f"{who}: layer '{layer_name}' is on the meta device and has no topology yet.",
         )
-    header = {str(key): str(value) for key, value in (metadata or {}).items()}
-    for key in _RESERVED:
-        require(key not in header, f"save: metadata key {key!r} is used by the file format itself; choose another.")
+    return entries
+
+
+def write(path: Path, entries: dict[str, Tensor], header: dict[str, str], who: str = "save") -> None:
+    """A whole file, or none: it is written under another name first, and then takes the place of the old one."""
+    library = _safetensors()
     stored, shared = _split_shared(entries)
-    header |= {"format": "pt", "snack": FILE_VERSION} | ({"snack.shared": json.dumps(shared)} if shared else {})
+    header = header | {"format": "pt", "snack": FILE_VERSION} | ({"snack.shared": json.dumps(shared)} if shared else {})
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         library.torch.save_file(stored, str(scratch), metadata=header)
         os.chmod(scratch, _mode(path))
         os.replace(scratch, path)
     except (OSError, library.SafetensorError) as error:
-        raise SnackError(f"save: {path} cannot be written: {error}") from None
+        raise SnackError(f"{who}: {path} cannot be written: {error}") from None
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -128,12 +141,18 @@ def _shared_names(metadata: dict[str, str], names: set[str], path: Path) -> dict
 
 
 def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
-    """{name: tensor} of a file, shared ones under all their names. Raises: SnackError on an unreadable file."""
+    """{name: tensor} of the model in a file, shared ones under all their names. Raises: SnackError on an unreadable file."""
+    return {name: tensor for name, tensor in read(path)[0].items() if not name.startswith(f"{TRAINING}/")}
+
+
+def read(path: str | os.PathLike, who: str = "load") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(everything in a file, its header)."""
     path = Path(path)
-    with _open(path, "load") as file:
+    with _open(path, who) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-        shared = _shared_names(file.metadata() or {}, set(tensors), path)
-    return tensors | {name: tensors[stored] for name, stored in shared.items()}
+        header = dict(file.metadata() or {})
+        shared = _shared_names(header, set(tensors), path)
+    return tensors | {name: tensors[stored] for name, stored in shared.items()}, header
 
 
 def load(path: str | os.PathLike, like: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
 from ..ops.deferred import DeferredGradient, is_pending
 from ..ops.edits import exchange_
 from .optimizer_state import check_state_policy, fill_of, forget_vectors, per_slot
+from .reducer import note_resize
 
 if TYPE_CHECKING:
     from .linear import SparseLinear
@@ -28,6 +29,19 @@ _MOST_CARRIED = 16  # tensors that exchange_ takes
 def note_change(layer: SparseLinear) -> None:
     """Let a backward pass that was prepared on the old topology fail like any other one whose tensors were overwritten."""
     torch.autograd.graph.increment_version(layer.index)
+
+
+def _replace_values(layer: SparseLinear, values: Tensor) -> None:
+    """Give the Parameter memory of another length. Its gradient goes.
+
+    As long as an older loss lives, so does the node that adds gradients to the Parameter, and it knows the old length. PyTorch drops that
+    node when the dtype changes; so the Parameter passes through another dtype, empty.
+    """
+    parameter = layer.values
+    parameter.grad = None
+    parameter.data = values.new_empty(0, dtype=torch.float32 if values.dtype == torch.float64 else torch.float64)
+    parameter.data = values
+    note_resize(layer)
 
 
 def carry(
@@ -64,8 +78,7 @@ def carry(
         return
     note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
-    layer.values.grad = None  # a gradient of another length cannot stay while .data changes
-    layer.values.data = values
+    _replace_values(layer, values)
     layer.values.grad = grad
     for slot, new in zip(states, moved):
         if slot.place is not None:
@@ -242,8 +255,7 @@ def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) ->
     if layer.values.is_meta or assign:
         layer.values = torch.nn.Parameter(values, requires_grad=layer.values.requires_grad)
     else:
-        layer.values.grad = None  # its length is no longer that of the values
-        layer.values.data = values
+        _replace_values(layer, values)
 
 
 @torch.no_grad()
