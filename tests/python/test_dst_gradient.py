@@ -275,7 +275,8 @@ def test_layer_without_a_backward_pass_keeps_its_connections():
     assert positions(unused) == before
 
 
-def test_compiled_model_needs_an_eager_step_and_is_told_so():
+def test_armed_steps_of_a_compiled_model_may_run_eagerly():
+    """In place of the armed variant, where its compilation is not worth it (tests of that: test_compiled.py)."""
     layer = new_layer()
     model = nn.Sequential(layer, nn.Tanh())
     compiled = torch.compile(model, backend="eager", fullgraph=True)
