@@ -213,3 +213,67 @@ def test_two_steppers_record_one_layer():
         run(torch.randn(4, 20)).sum().backward()
         optimizer.step()
         assert first.step().dropped == second.step().dropped > 0
+
+
+# ---- captured steps, as far as a machine without a card can show them ----
+
+
+class Replayed:
+    """A step whose hooks run once, when it is "captured"; a "replay" computes the same into the same tensors, as a CUDA graph does."""
+
+    def __init__(self, monkeypatch):
+        torch.manual_seed(0)
+        self.layer, self.x = SparseLinear(20, 24, sparsity=0.7), torch.zeros(8, 20)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.05)
+        self.monkeypatch = monkeypatch
+
+    def capture(self, stepper):
+        monkeypatch = self.monkeypatch
+        with stepper.recording() as recording, monkeypatch.context() as patch:
+            self.layer(100 * torch.randn(8, 20)).square().sum().backward()  # a warm-up, which is not what the graph will compute
+            patch.setattr("snack.dst.capture.is_capturing", lambda: True)
+            patch.setattr("snack.dst.stepper.is_capturing", lambda: True)
+            y = self.layer(self.x)
+            y.register_hook(lambda dy: setattr(self, "dy", dy.detach()))
+            y.square().sum().backward()
+            self.optimizer.step()
+        return recording
+
+    @torch.no_grad()
+    def replay(self, batch):
+        self.x.copy_(batch)
+        self.dy.copy_(2 * self.layer(self.x))
+        self.layer.values.grad.copy_(snack.ops.sddmm(self.layer.pattern, self.dy, self.x))
+        self.layer.bias.grad.copy_(self.dy.sum(0))
+        for parameter in self.layer.parameters():
+            parameter -= 0.05 * parameter.grad
+
+
+@pytest.mark.parametrize("grow", ["gradient", dst.MomentumGrowth(window=2)], ids=["rigl", "momentum"])
+def test_captured_armed_steps_edit_as_eager_ones(monkeypatch, grow):
+    captured, eager = Replayed(monkeypatch), Replayed(monkeypatch)
+    options = {"every": EVERY, "t_end": 30, "grow": grow}
+    ours, theirs = (dst.RigL(side.layer, side.optimizer, **options) for side in (captured, eager))
+    start = {key: tensor.clone() for key, tensor in eager.layer.state_dict().items()}
+    recording = captured.capture(ours)
+    captured.layer.load_state_dict(start)  # what the warm-up and the capture did on a CPU
+    assert ours.steps == 0
+    for x, _ in batches():
+        captured.replay(x)
+        ours.count_step(recording if ours.armed else None)
+        eager.optimizer.zero_grad()
+        eager.layer(x).square().sum().backward()
+        eager.optimizer.step()
+        record, expected = ours.step(), theirs.step()
+        assert (record is None) == (expected is None) and (record is None or record.layers == expected.layers)
+        assert captured.layer.pattern.equals(eager.layer.pattern)
+    assert ours.updates == 4 and all(u.dropped for u in ours.history)
+    torch.testing.assert_close(captured.layer.values, eager.layer.values)
+
+
+def test_recording_of_a_method_that_looks_at_no_gradient_is_empty():
+    model = build()
+    stepper = dst.SET(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
+    with stepper.recording() as recording:
+        assert model[0]._recorder is None
+    assert recording.snapshot() == {}

@@ -390,3 +390,23 @@ def test_hyper_sparse_layer():
             update = stepper.step()
         assert len(caught) == (method is dst.RigL)
         assert layer.nnz == nnz and 5_000 < update.dropped <= 0.3 * nnz and len(set(positions(layer))) == nnz
+
+
+def test_window_of_steps_survives_a_reused_input_buffer():
+    """Growth by momentum reads several steps: what the buffer held then, not what it holds now."""
+
+    def grown(buffer):
+        layer = new_layer()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        stepper = dst.RigL(layer, optimizer, every=3, t_end=100, grow=dst.MomentumGrowth(window=3))
+        for seed in range(3):
+            x = x_of(8, IN, seed=seed)
+            if buffer is not None:
+                x = buffer.copy_(x)
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+            assert (stepper.step() is not None) == (seed == 2)
+        return positions(layer)
+
+    assert grown(x_of(8, IN)) == grown(None)

@@ -234,6 +234,8 @@ class DST:
     def _count(self, recording: Recording | None = None) -> None:
         self.steps += 1
         if self._armed:
+            if recording is None and self._window() > 1:
+                recording = Recording(dict(self._armed))  # the next step may fill the same input buffer
             self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot())
             del self._recorded[self._window() :]
         if self.is_update(self.steps):
