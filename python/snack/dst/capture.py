@@ -58,7 +58,7 @@ class _Hook:
 
 
 class Saved:
-    """What a recorder had collected when the training was saved."""
+    """What a recorder had collected, without the recorder: of a training that was saved, or a copy out of a captured step."""
 
     def __init__(self, pair: tuple[Tensor, Tensor] | None):
         self._pair = pair
@@ -168,17 +168,6 @@ class Recorder:
         return torch.cat(xs), torch.cat(dys)  # both promote alike
 
 
-class Snapshot:
-    """Copies of what a recorder holds, with its way to be asked."""
-
-    def __init__(self, operands: tuple[Tensor, Tensor] | None):
-        self._operands = None if operands is None else (operands[0].clone(), operands[1].clone())
-
-    def operands(self) -> tuple[Tensor, Tensor] | None:
-        """x (batch, in) and dY (batch, out), or None."""
-        return self._operands
-
-
 class Recording:
     """What layers recorded within `DST.recording()`. Of a captured CUDA graph it stays valid from replay to replay."""
 
@@ -190,6 +179,7 @@ class Recording:
         for recorder in self._recorders.values():
             recorder.remove()
 
-    def snapshot(self) -> dict[SparseLinear, Snapshot]:
+    def snapshot(self) -> dict[SparseLinear, Saved]:
         """Copies of the x and dY of every layer, as they are now."""
-        return {layer: Snapshot(recorder.operands()) for layer, recorder in self._recorders.items()}
+        found = {layer: recorder.operands() for layer, recorder in self._recorders.items()}
+        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone())) for layer, pair in found.items()}
