@@ -264,6 +264,8 @@ def operator_calls(device="cpu"):
         "spmm without bias": (s.spmm, (index, tile_ptr, leaf(p.values), leaf(p.x), None, *shape, 0)),
         "spmm_t": (s.spmm_t, (index, tile_ptr, leaf(p.values), leaf(p.dy), *shape, 0)),
         "sddmm": (s.sddmm, (index, tile_ptr, leaf(p.dy), leaf(p.x), *shape, 0)),
+        "spmm_recorded": (s.spmm_recorded, (index, tile_ptr, leaf(p.values), leaf(p.x), leaf(p.bias), *shape, 0)),
+        "sddmm_recorded": (s.sddmm_recorded, (index, tile_ptr, leaf(p.dy), leaf(p.x), *shape, 0)),
         "sddmm_update": (s.sddmm_update, (index, tile_ptr, p.values.clone(), [p.values.clone()], p.dy, p.x, None, None, 0, numbers, *shape, 0)),
         "rewire": (s.rewire, (index, tile_ptr, torch.tensor([0, 3], device=device), rows, cols, *shape)),
         "pack": (s.pack, (rows, cols, *shape, False)),

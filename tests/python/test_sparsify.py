@@ -315,3 +315,39 @@ def test_bad_input():
     fails(["ReLU", "include"], sparsify, mlp(), 0.5, include=[nn.ReLU])
     fails(["3", "exclude"], sparsify, mlp(), 0.5, exclude=[3])
     fails(["int"], densify, 3)
+
+
+# ---- rows of one length ----
+
+
+@pytest.mark.parametrize(
+    ("shape", "sparsity"), [((7, 30), 0.9), ((1, 50), 0.5), ((40, 1), 0.35), ((6, 8), 0.0), ((300, 20000), 0.999), ((9, 4), 0.99)]
+)
+def test_rows_of_one_length(shape, sparsity):
+    out, in_ = shape
+    layer = sparsify(nn.Linear(in_, out), sparsity, how="row", generator=torch.Generator().manual_seed(4))
+    nnz = round((1 - sparsity) * out * in_)
+    lengths = torch.bincount(layer.pattern.rows.long(), minlength=out)
+    assert layer.nnz == nnz and lengths.tolist() == [nnz // out + (row < nnz % out) for row in range(out)]
+    dense = nn.Linear(in_, out)
+    again, other = (SparseLinear.from_dense(dense, sparsity, how="row", generator=torch.Generator().manual_seed(s)) for s in (4, 5))
+    assert again.pattern.equals(layer.pattern) and (in_ == 1 or nnz in (0, out * in_) or not other.pattern.equals(layer.pattern))
+    rows, cols, values = again.to_coo()
+    assert torch.equal(values, dense.weight.detach()[rows.long(), cols.long()])  # `from_dense` keeps them, `sparsify` scales
+
+
+def test_rows_of_one_length_are_uniform():
+    """Chi-square of 400 draws of 3 in 24 columns, all rows together: 23 degrees of freedom, 49.7 is exceeded once in 1,000 times."""
+    weight = nn.Linear(24, 400)
+    layer = SparseLinear.from_dense(weight, 1 - 3 / 24, how="row", generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(layer.pattern.cols.long(), minlength=24).double()
+    assert float(((counts - 50).square() / 50).sum()) < 49.7
+    assert len({tuple(row) for row in layer.pattern.cols.view(-1, 3).tolist()}) > 300  # rows differ
+
+
+def test_rows_of_one_length_without_numbers_stay_dense():
+    with torch.device("meta"):
+        model = mlp()
+    with pytest.warns(UserWarning, match="meta device, where how='row'"):
+        sparsify(model, 0.9, how="row")
+    assert set(kinds(model).values()) == {"Linear"}

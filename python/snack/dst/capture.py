@@ -2,12 +2,16 @@
 
     dW[row, col] = sum over the batch of dY[b, row] * x[b, col]        at any position, connected or not
 
-A `Recorder` hangs on its layer only while the next optimiser step is one with an update. It keeps references, no copies: x is
-what autograd has saved for the backward pass anyway. What it holds are exactly the products that `layer.values.grad` sums:
+A `Recorder` watches its layer only while the next optimiser step is one with an update. It keeps references, no copies: x is
+what autograd has saved for the backward pass anyway (compiled code, which uses its memory again, hands out copies; see
+`snack.ops.recorded`). What it holds are exactly the products that `layer.values.grad` sums:
 
 * every use of the layer in a backward pass that reaches `values` (weight sharing, several micro-batches);
 * nothing of passes that do not (evaluation, no_grad, autograd.grad with respect to something else);
 * nothing from before the gradient was last cleared (a step that GradScaler skipped), wherever zero_grad is called.
+
+While a CUDA graph is captured, the tensors are the graph's own: a replay fills them anew. So they may be read after each replay, until
+the next one.
 """
 
 from __future__ import annotations
@@ -20,6 +24,12 @@ from torch import Tensor
 from ..errors import SnackError
 from ..nn import SparseLinear
 from ..nn.sharded import is_sharded
+from ..ops import recorded
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _ignore(*_) -> None:
@@ -30,12 +40,17 @@ def _make_ignore():
     return _ignore
 
 
+def _make_none() -> None:
+    return None
+
+
 class _Hook:
     """A method of a recorder, as a hook that does not travel with copies of the layer."""
 
     def __init__(self, method):
         self._method = method
 
+    @torch._disable_dynamo
     def __call__(self, *args):
         return self._method(*args)
 
@@ -44,7 +59,7 @@ class _Hook:
 
 
 class Saved:
-    """What a recorder had collected when the training was saved."""
+    """What a recorder had collected, without the recorder: of a training that was saved, or a copy out of a captured step."""
 
     def __init__(self, pair: tuple[Tensor, Tensor] | None):
         self._pair = pair
@@ -52,6 +67,18 @@ class Saved:
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """As `Recorder.operands`."""
         return self._pair
+
+
+class _Recorders(list):
+    """The recorders of a layer: one a stepper. A copy of the layer is watched by nobody."""
+
+    def watch(self, x: Tensor, y: Tensor) -> None:
+        """The layer has made y of x."""
+        for recorder in self:
+            recorder.watch(x, y)
+
+    def __reduce_ex__(self, protocol):
+        return _make_none, ()
 
 
 class Recorder:
@@ -66,34 +93,44 @@ class Recorder:
         self._values = layer.values  # while the model computes, fully_shard puts gathered values in their place
         self._gathered = layer.values
         self._is_sharded = is_sharded(self._values)
-        self._handles = [
-            layer.register_forward_hook(_Hook(self._after_forward), with_kwargs=True, prepend=True),
-            layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation)),
-        ]
+        self._is_captured = False  # the pairs are tensors of a CUDA graph
+        self._handle = layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation))
+        if layer._recorder is None:
+            layer._recorder = _Recorders()
+        layer._recorder.append(self)
+        recorded.watch(layer.index, self._remember_compiled)
 
     def remove(self) -> None:
-        """Take the hooks off the layer; what was collected stays."""
-        for handle in self._handles:
-            handle.remove()
+        """Leave the layer alone; what was collected stays."""
+        self._handle.remove()
+        recorded.unwatch(self._remember_compiled)
+        group = self.layer._recorder
+        if group is not None and self in group:
+            group.remove(self)
+            self.layer._recorder = group or None
         self._open.clear()
 
-    def _after_forward(self, module, args, kwargs, y) -> None:
+    def watch(self, x: Tensor, y: Tensor) -> None:
+        """The layer has made y of x; its backward pass may follow."""
         if not y.requires_grad:
             return
-        x = (args[0] if args else kwargs["x"]).detach()
+        x = x.detach()
         version = x._version
         self._gathered = self.layer.values
+        y.register_hook(lambda dy: self._remember(x, version, dy.detach()))
 
-        def remember(dy: Tensor) -> None:
-            task = torch._C._current_graph_task_id()
-            if task not in self._open:
-                if self._was_cleared():
-                    self._pairs.clear()
-                self._open[task] = []
-            # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
-            (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy.detach()))
+    def _remember_compiled(self, x: Tensor, dy: Tensor) -> None:
+        self._remember(x, x._version, dy)
 
-        y.register_hook(remember)
+    @torch._disable_dynamo  # hooks run in a backward pass that a compiled function may have called
+    def _remember(self, x: Tensor, version: int, dy: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._open:
+            if self._was_cleared():
+                self._pairs.clear()
+            self._open[task] = []
+        # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
+        (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy))
 
     def _after_accumulation(self, values: Tensor) -> None:
         self._pairs += self._open.pop(torch._C._current_graph_task_id(), [])
@@ -102,6 +139,9 @@ class Recorder:
 
     def _was_cleared(self) -> bool:
         """Whether zero_grad was called since the newest pair. Unscaling and clipping change the gradient too, but not to 0."""
+        if is_capturing():  # no look at the gradient then: one captured step is taken for one gradient
+            was_captured, self._is_captured = self._is_captured, True
+            return not was_captured
         if self._is_sharded:  # before gradients are exchanged they are those of the gathered values
             return self._values.grad is None and self._gathered.grad is None
         gradient = self.layer.values.grad
@@ -124,7 +164,7 @@ class Recorder:
         """
         if not self._pairs:
             return None
-        if any(x._version != version for x, version, _ in self._pairs):
+        if not self._is_captured and any(x._version != version for x, version, _ in self._pairs):
             raise SnackError(
                 "the layer's input was overwritten after the forward pass, but growing by gradient still needs it; "
                 "call step() before the input buffer is filled again."
@@ -134,3 +174,20 @@ class Recorder:
         if len(xs) == 1:
             return xs[0], dys[0]
         return torch.cat(xs), torch.cat(dys)  # both promote alike
+
+
+class Recording:
+    """What layers recorded within `DST.recording()`. Of a captured CUDA graph it stays valid from replay to replay."""
+
+    def __init__(self, recorders: dict[SparseLinear, Recorder]):
+        self._recorders = recorders
+
+    def remove(self) -> None:
+        """Leave the layers alone; what was collected stays."""
+        for recorder in self._recorders.values():
+            recorder.remove()
+
+    def snapshot(self) -> dict[SparseLinear, Saved]:
+        """Copies of the x and dY of every layer, as they are now."""
+        found = {layer: recorder.operands() for layer, recorder in self._recorders.items()}
+        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone())) for layer, pair in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .pruning import GMP
-from .rules import MomentumGrowth, SensitivityDrop
+from .rules import SensitivityDrop
 from .schedules import Cosine
 from .stepper import DST
 
@@ -43,8 +43,7 @@ class SNFS(DST):
     is the optimiser's. nnz of a layer changes, that of the network does not. The drop fraction decays by a cosine, as RigL's.
     """
 
-    default_drop, default_schedule, default_redistribute = "magnitude", Cosine, "momentum"
-    default_grow = MomentumGrowth()
+    default_drop, default_grow, default_schedule, default_redistribute = "magnitude", "momentum", Cosine, "momentum"
 
 
 class MEST(DST):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..errors import SnackError, require
 from ..formats.pattern import check_sparsity
 from ..nn import SparseLinear
+from ..nn.distribution import share
 from . import rules
 from .schedules import Constant, cubic
 from .stepper import DST
@@ -81,9 +82,16 @@ class GMP(DST):
         return cubic(1.0 - initial / positions if positions else 0.0, self.sparsity, step, self.start, max(last, self.start + 1))
 
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
+        if self._scope == "global":  # only the sum counts: which layers lose them is decided by comparing all
+            layers = [other for _, _, other in self._trained()]
+            surplus = sum(other.nnz for other in layers) - round((1.0 - fraction) * sum(map(_positions, layers)))
+            return share(max(0, surplus), [other.nnz for other in layers])[next(i for i, other in enumerate(layers) if other is layer)]
         positions = _positions(layer)
         wanted = round((1.0 - self._target(self._initial.get(name, layer.nnz), positions, step)) * positions)
         return max(0, layer.nnz - wanted)
+
+    def _takes_part(self, layer: SparseLinear, k: int) -> bool:
+        return layer.nnz > 0 if self._scope == "global" else k > 0
 
     def _share(self, jobs: list) -> None:
         for job in jobs:

@@ -11,7 +11,7 @@ any device; what they get is on the layer's. Rules that look at the gradient of 
 Two things a rule may have besides, so that it serves other scopes than one layer:
 
     drop.scores(layer, context) -> (nnz,)           smallest first; with scope="global" all layers are compared by them
-    grow.row_scores(layer, rows, context) -> (len(rows), in)   largest first; with scope="row" every row grows what it lost
+    grow.row_scores(layer, rows, context) -> (len(rows), in)   largest first, NaN and -inf never; with scope="row" every row grows what it lost
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .. import ops
 from ..errors import SnackError, require
 from ..nn import SparseLinear
 from ..nn.distribution import share
-from .rules import EXACT_POSITIONS, Context, Drop, Grow
+from .rules import EXACT_POSITIONS, Context, Drop, Grow, is_built_in
 
 SCOPES = ("layer", "row", "global")
 _ROW_SCORES = 2**22  # of a panel of rows that are scored at a time
@@ -92,14 +93,22 @@ def choose_drops(rule: Drop, jobs: list[Job], scope: str, checked: Callable[[Job
         job.drop = checked(job, rule(job.layer, job.k, job.context))
 
 
+def _described(answer: object) -> str:
+    return f"of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+
+
 def _drop_globally(rule: Drop, jobs: list[Job]) -> None:
     """The smallest scores of all layers, as many as their k together; ties: the earlier layer, the lower slot."""
     device = jobs[0].layer.values.device
-    scores = [rule.scores(job.layer, job.context).to(device, torch.promote_types(job.layer.values.dtype, torch.float32)) for job in jobs]
-    for job, score in zip(jobs, scores):
-        fits = score.shape == (job.layer.nnz,)
-        require(fits, f"layer '{job.name}': the drop rule's scores have shape {tuple(score.shape)}, expected one a connection.")
-    chosen = ops.select_smallest(torch.cat(scores), sum(job.k for job in jobs))
+    scores = []
+    for job in jobs:
+        found = rule.scores(job.layer, job.context)
+        fits = isinstance(found, Tensor) and found.shape == (job.layer.nnz,)
+        require(fits, f"layer '{job.name}': the drop rule's scores are {_described(found)}, expected a tensor with one entry a connection.")
+        scores.append(found.detach().to(device, torch.promote_types(job.layer.values.dtype, torch.float32)))
+    together, k = torch.cat(scores), sum(job.k for job in jobs)
+    # Ours are never negative, so the quicker selection of the smallest |score| serves; a stable sort also has NaN last and ties in order.
+    chosen = ops.select_smallest(together, k) if is_built_in(rule) else together.sort(stable=True).indices[:k].sort().values
     ends = torch.tensor([job.layer.nnz for job in jobs], device=device).cumsum(0)
     cuts = torch.searchsorted(chosen, ends).tolist()
     begin = first = 0
@@ -135,15 +144,20 @@ def _by_gradient(job: Job) -> float:
 WEIGHTS: dict[str, Callable[[Job], float]] = {"connections": _by_connections, "momentum": _by_momentum, "gradient": _by_gradient}
 
 
+def _number(job: Job, weight: object) -> float:
+    is_number = isinstance(weight, Real) or (isinstance(weight, Tensor) and weight.numel() == 1)
+    fits = is_number and 0.0 <= float(weight) < float("inf")  # NaN fails the comparison
+    require(fits, f"layer '{job.name}': its weight for redistribution is {weight!r}, expected a finite number of at least 0.")
+    return float(weight)
+
+
 def share_growth(jobs: list[Job], weight: Callable[[Job], float] | None) -> None:
     """Fill in `grows`: together as many as were dropped."""
     for job in jobs:
         job.grows = job.drop.numel()
     if weight is None:
         return
-    weights = [weight(job) for job in jobs]
-    for job, w in zip(jobs, weights):
-        require(0.0 <= w < float("inf"), f"layer '{job.name}': its weight for redistribution is {w}, expected a number of at least 0.")
+    weights = [_number(job, weight(job)) for job in jobs]
     if not sum(weights):
         return
     scale = 2**40 / max(weights)  # whole numbers, so that every machine shares alike
@@ -172,7 +186,7 @@ def choose_growth(rule: Grow, job: Job, scope: str) -> tuple[Tensor, Tensor]:
 
 
 def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
-    """For every row as many as it lost, those of largest score; ties: the lower column."""
+    """For every row as many as it lost, those of largest score; ties: the lower column. A score of NaN or -inf never grows."""
     layer, scores_of = job.layer, getattr(rule, "row_scores", None)
     require(scores_of is not None, "the grow rule has no row_scores, which scope='row' compares; use scope='layer', or give it one.")
     positions = layer.out_features * layer.in_features
@@ -190,14 +204,22 @@ def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
     step = max(1, _ROW_SCORES // max(1, layer.in_features))
     for begin in range(0, len(lost), step):
         some, wanted = lost[begin : begin + step], counts[begin : begin + step]
-        scores = torch.nan_to_num(scores_of(layer, some, job.context), nan=-1.0, posinf=torch.inf)
+        scores = _row_scores_of(scores_of(layer, some, job.context), (len(some), layer.in_features), some.device)
         place = torch.searchsorted(some, live_rows).clamp_(max=len(some) - 1)
         inside = some[place] == live_rows
-        scores[place[inside], live_cols[inside]] = -2.0
+        scores[place[inside], live_cols[inside]] = -torch.inf
         best = scores.sort(dim=1, descending=True, stable=True)
         chosen = torch.arange(layer.in_features, device=some.device) < wanted[:, None]
-        if bool((best.values[chosen] < 0).any()):
+        if bool((best.values[chosen] == -torch.inf).any()):
             raise SnackError("fewer positions of a row have a gradient that is a number than it lost connections; the others are NaN.")
         where = chosen.nonzero()
         found.append((some[where[:, 0]], best.indices[chosen]))
     return torch.cat([r for r, _ in found]), torch.cat([c for _, c in found])
+
+
+def _row_scores_of(answer: object, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """What a grow rule's row_scores returned, checked, as a floating tensor of our own with -inf for NaN."""
+    fits = isinstance(answer, Tensor) and answer.shape == shape
+    require(fits, f"the grow rule's row_scores are {_described(answer)}, expected a tensor of shape {shape}: a row of scores for each row asked for.")
+    scores = answer.detach().to(device, torch.promote_types(answer.dtype, torch.float32), copy=True)
+    return scores.masked_fill_(scores.isnan(), -torch.inf)

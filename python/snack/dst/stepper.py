@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from ..nn import SparseLinear, gathered
 from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
-from .capture import Recorder
+from .capture import Recorder, Recording, is_capturing
 from .history import Update
 from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
@@ -167,12 +168,31 @@ class DST:
 
     @property
     def armed(self) -> bool:
-        """Whether the coming step is recorded for growth by gradient. `torch.compile` would not see that: run such a step eagerly."""
+        """Whether the coming step is recorded for growth by gradient. Compiled code has a variant of its own for such steps; a captured CUDA
+        graph of an ordinary step cannot serve them: run them eagerly, or replay one that was captured within `recording()`."""
         return bool(self._armed)
 
-    def count_step(self) -> None:
-        """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual."""
-        self._count()
+    def count_step(self, recording: Recording | None = None) -> None:
+        """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual.
+
+        recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it.
+        """
+        self._count(recording)
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Within it every layer behaves as in an armed step, whatever the schedule says. Nothing is counted as an armed step.
+
+        To compile the armed variant before training begins: run forward and backward within it, then zero_grad(). To capture an armed step in
+        a CUDA graph: capture it within, keep the `Recording`, and give it to `count_step` after every replay.
+        """
+        _disarm(self._armed)  # what a rehearsal computes is no gradient of the coming step
+        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if _empty(layer) and layer.nnz} if self._window() else {})
+        try:
+            yield recording
+        finally:
+            recording.remove()
+            self._arm()
 
     def state_dict(self) -> dict[str, object]:
         """Counters, seed and schedule, as plain numbers and strings. Topology and values are in the model's own state dict."""
@@ -210,9 +230,10 @@ class DST:
     def _watch_optimizer(self) -> None:
         me = weakref.ref(self)
 
+        @torch._disable_dynamo  # the counters would be constants of compiled code
         def after_step(optimizer, args, kwargs) -> None:
             stepper = me()
-            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # recorded, not made: what it is called on is replayed later
+            if is_capturing():  # recorded, not made: what it is called on is replayed later
                 return
             if stepper is not None and not _was_skipped(optimizer):
                 stepper._count()
@@ -222,10 +243,12 @@ class DST:
         weakref.finalize(self, handle.remove)
         weakref.finalize(self, _disarm, self._armed)
 
-    def _count(self) -> None:
+    def _count(self, recording: Recording | None = None) -> None:
         self.steps += 1
         if self._armed:
-            self._recorded.insert(0, dict(self._armed))
+            if recording is None and self._window() > 1:
+                recording = Recording(dict(self._armed))  # the next step may fill the same input buffer
+            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot())
             del self._recorded[self._window() :]
         if self.is_update(self.steps):
             self._due = (self.steps, list(self._recorded))
@@ -284,7 +307,7 @@ class DST:
         found: dict[str, list[Pair | None]] = {}
         for name, _, layer in self._trained() if self._window() else ():
             try:
-                if self._drops(name, layer, step, fraction):
+                if self._takes_part(layer, self._drops(name, layer, step, fraction)):
                     found[name] = [r[layer].operands() if layer in r else None for r in recorded]
             except SnackError as error:
                 raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
@@ -325,7 +348,7 @@ class DST:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
-        if k == 0:
+        if not self._takes_part(layer, k):
             return None
         operands = tuple(pair for pair in pairs.get(name, ()) if pair is not None)
         if self._window() and not operands:
@@ -337,6 +360,10 @@ class DST:
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
         """How many connections of a layer to drop."""
         return min(int(fraction * layer.nnz), _empty(layer))
+
+    def _takes_part(self, layer: SparseLinear, k: int) -> bool:
+        """Whether a layer that is to drop `k` connections has a part in the update."""
+        return k > 0
 
     def _share(self, jobs: list[Job]) -> None:
         """How many connections each layer grows."""
@@ -356,6 +383,8 @@ class DST:
     def _place(self, job: Job) -> None:
         """Where a layer grows, and with which values."""
         device = job.layer.values.device
+        if self._scope == "row" and not rules.is_built_in(self._drop):
+            ops.rewire(job.layer.pattern, job.drop)  # pure: rows are looked up by these slots, so they are heard first
         positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
         job.rows, job.cols = options.check_positions(positions, job.grows, device)
         if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
@@ -371,8 +400,8 @@ class DST:
         self._warned.add(name)
         warnings.warn(
             f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
-            "it keeps its connections. If the model is compiled, run that step eagerly: "
-            "with torch.compiler.set_stance('force_eager' if dst.armed else 'default').",
+            "it keeps its connections. If that step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to "
+            "dst.count_step().",
             stacklevel=9,
         )
 

@@ -102,8 +102,8 @@ def _obstacle(layer: nn.Linear, owners: dict[int, set[int]], attention: dict[int
             return "it has no shape yet; run one batch through the model first"
         if p.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             return f"its dtype is {str(p.dtype).removeprefix('torch.')}"
-        if how in ("magnitude", "nonzero") and p.is_meta:
-            return f"it is on the meta device, where how='{how}' has no numbers to look at"
+        if how != "random" and p.is_meta:
+            return f"it is on the meta device, where how='{how}' has no numbers to look at or to draw"
     return ""
 
 

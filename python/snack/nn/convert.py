@@ -19,7 +19,7 @@ from .candidates import Candidate, find_linears, match_globs, note_obstacles, pr
 from .distribution import DISTRIBUTIONS, allocate
 from .linear import SparseLinear, meta_pattern
 from .report import LayerReport, Report
-from .select import check_how, choose, draw_seed
+from .select import DRAWN, check_how, choose, draw_seed
 
 DEFAULT_SPARSITY = 0.9
 
@@ -56,12 +56,13 @@ def sparsify(
             The budget is exact: connections sum to round((1 - sparsity) * positions), by largest remainder.
         distribution: "uniform" (every layer alike), or "er" = "erk" (density proportional to (out + in) / (out * in);
             Mocanu et al. 2018, Evci et al. 2020); a layer whose share is all of its positions stays an nn.Linear.
-        how: "random" (uniform positions), "magnitude" (largest |weight|), or "nonzero" (what is not zero stays, or the mask
+        how: "random" (uniform positions), "row" (as "random", and all rows have equally many: constant fan-in; a remainder goes to
+            the first rows), "magnitude" (largest |weight|), or "nonzero" (what is not zero stays, or the mask
             of torch.nn.utils.prune or torch.ao.pruning; takes no sparsity): for a model that was pruned elsewhere.
         include: what to convert: globs of layer names, classes derived from nn.Linear (default "*": every nn.Linear, no
             derived class; ["*", MyLinear] adds one). exclude: globs of layers that stay dense.
         rescale: multiply the kept weights by sqrt(1 / density), which keeps the variance of the outputs; for a fresh
-            nn.Linear that is its initialisation scaled to the effective fan-in. Default: only with how="random".
+            nn.Linear that is its initialisation scaled to the effective fan-in. Default: only with how="random" and "row".
         generator: source of the random positions (default: PyTorch's global state).
 
     `model.sparsify_report` (a `Report`; print it) says what was converted and what not, and why. Layers that were asked for
@@ -76,7 +77,7 @@ def sparsify(
     fractions = _fractions(candidates, sparsity)
     reasons = select_layers(model, candidates, include, exclude, how, "sparsify", fractions)
     jobs = _counts(candidates, fractions, reasons, distribution, how)
-    model = convert_layers(model, candidates, reasons, jobs, how, how == "random" if rescale is None else rescale, generator)
+    model = convert_layers(model, candidates, reasons, jobs, how, how in DRAWN if rescale is None else rescale, generator)
     warn_left_dense(candidates, reasons, "snack.sparsify")
     return model
 

@@ -12,6 +12,7 @@ from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
 from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
 from ..ops.products import KERNELS, REGIMES, linear, regime_code
+from ..ops.recorded import linear_recorded
 from . import state as layer_state
 from .select import choose, draw_seed
 from .slot_map import SlotMap
@@ -50,6 +51,7 @@ class SparseLinear(nn.Module):
     bias: nn.Parameter | None
     index: Tensor
     tile_ptr: Tensor
+    _recorder = None  # who wants to see x and y of the coming passes, see snack.dst.capture
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class SparseLinear(nn.Module):
             raise SnackError(f"SparseLinear: values are {values.dtype}, expected a floating dtype.")
         self.out_features, self.in_features = pattern.shape
         self._seed = seed  # of the topology; used when a meta layer gets memory
+        self._recorder = None  # in every layer's own dictionary, so that compiled code sees two states of it and not three
         self.values = nn.Parameter(values)
         if bias is True:
             bias = torch.empty(self.out_features, device=values.device, dtype=values.dtype)
@@ -129,8 +132,8 @@ class SparseLinear(nn.Module):
         """A sparse copy of an nn.Linear; kept connections keep their values exactly.
 
         Args:
-            sparsity: fraction to remove, with how="magnitude" (keep the largest |w|; ties: first in row-major order)
-                or how="random" (keep uniform positions).
+            sparsity: fraction to remove, with how="magnitude" (keep the largest |w|; ties: first in row-major order),
+                how="random" (keep uniform positions) or how="row" (as "random", equally many in every row; a remainder in the first rows).
             mask: (out, in), non-zero where a connection stays; instead of `sparsity`.
             how="nonzero": keep what is not zero, for layers that were pruned elsewhere; needs neither.
         """
@@ -219,7 +222,13 @@ class SparseLinear(nn.Module):
         # In a data-parallel replica, or where something is parametrised, they are plain attributes.
         values = parameters["values"] if "values" in parameters else self.values
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        return linear("SparseLinear", buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features, 0)
+        recorder = self._recorder
+        if recorder is not None and torch.compiler.is_compiling():
+            return linear_recorded(buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features)
+        y = linear("SparseLinear", buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features, 0)
+        if recorder is not None:
+            recorder.watch(x, y)
+        return y
 
     def to_dense(self) -> nn.Linear:
         """An nn.Linear with the same function; its weight holds out * in entries."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..errors import SnackError, require
 from ..formats import Pattern, from_mask
 from ..formats.pattern import check_sparsity
 
-HOW = ("magnitude", "random", "nonzero")
+HOW = ("magnitude", "random", "row", "nonzero")
+DRAWN = ("random", "row")
+"""Those that look at no weight."""
+
+_SCORES = 2**22  # of a panel of rows that are drawn at a time
 
 
 def check_how(how: str) -> None:
@@ -22,6 +27,27 @@ def draw_seed(generator: torch.Generator | None) -> int:
     """A 63-bit seed from PyTorch's random state (or `generator`), so torch.manual_seed governs topologies too."""
     device = generator.device if generator is not None else "cpu"
     return int(torch.randint(0, 2**63 - 1, (), generator=generator, device=device))
+
+
+def equal_rows(shape: tuple[int, int], nnz: int, seed: int) -> Pattern:
+    """nnz // out uniformly random positions in every row of `shape` (out, in), and one more in each of the first nnz % out rows.
+
+    The same (shape, nnz, seed) gives the same topology everywhere: a row takes the positions p whose draws p of the stream are smallest.
+    Time is O(out * in log in), memory that of the result and of one panel of rows.
+    """
+    out, in_ = shape
+    each, more = divmod(nnz, max(1, out))
+    counts = torch.full((out,), each, device="cpu")
+    counts[:more] += 1
+    key, step = ops.random_key(seed), max(1, _SCORES // max(1, in_))
+    rows, cols = [torch.empty(0, dtype=torch.int64, device="cpu")], [torch.empty(0, dtype=torch.int64, device="cpu")]
+    for begin in range(0, out, step):
+        some = torch.arange(begin, min(out, begin + step), device="cpu")
+        order = ops.random_uniform(key, some[:, None] * in_ + torch.arange(in_, device="cpu")).argsort(dim=1, stable=True)
+        row, place = (torch.arange(in_, device="cpu") < counts[some, None]).nonzero(as_tuple=True)
+        rows.append(some[row])
+        cols.append(order[row, place])
+    return Pattern(torch.cat(rows), torch.cat(cols), shape)
 
 
 def choose(
@@ -56,6 +82,7 @@ def choose(
         keep = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
         keep[order] = True
         return from_mask(keep.view(weight.shape), weight)
-    pattern = Pattern.random(tuple(weight.shape), nnz, draw_seed(generator)).to(weight.device)
+    draw = equal_rows if how == "row" else Pattern.random
+    pattern = draw(tuple(weight.shape), nnz, draw_seed(generator)).to(weight.device)
     rows, cols = pattern.coordinates()
     return pattern, weight[rows.long(), cols.long()]
