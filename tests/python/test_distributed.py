@@ -102,6 +102,8 @@ def test_equals_one_process_with_the_whole_batch(world):
 
 def _accumulated_and_other_dtypes(rank, world):
     found = {"no_sync": described(train(build(), "RigL", rank, world, DistributedDataParallel, pieces=2)[0])}
+    # The buckets of a static graph are learnt anew after a resize.
+    found["static"] = described(train(build(), "GMP", rank, world, lambda m: DistributedDataParallel(m, static_graph=True))[0])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for method in ("RigL", "SET"):
             found[method, dtype] = described(train(build(dtype), method, rank, world, DistributedDataParallel, dtype)[0])
@@ -112,6 +114,7 @@ def test_accumulation_with_no_sync_and_every_dtype():
     first, second = ranks.run(_accumulated_and_other_dtypes)
     hashes, numbers = single("RigL")
     assert first["no_sync"][0] == hashes and torch.allclose(first["no_sync"][1], numbers, rtol=1e-10, atol=1e-12)
+    assert first["static"][0] == single("GMP")[0]
     for key in first:
         assert first[key][0] == second[key][0] and torch.equal(first[key][1], second[key][1]), key
 

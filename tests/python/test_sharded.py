@@ -8,6 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +22,8 @@ from test_distributed import METHODS, build, data, loss_of, single, train
 
 
 def shard(model, **options):
-    """Every sparse layer a unit of its own, and the rest."""
+    """Every sparse layer a unit of its own, and the rest. On the model's kind of device, whatever else the machine has."""
+    options.setdefault("mesh", init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),)))
     for layer in model:
         if isinstance(layer, SparseLinear):
             fully_shard(layer, **options)
@@ -131,8 +133,6 @@ def test_what_cannot_be_done_with_sharded_values_is_told():
 
 
 def _mesh_of_two_dimensions(rank, world):
-    from torch.distributed.device_mesh import init_device_mesh
-
     model = shard(build(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stepper = dst.SET(model, optimizer, every=1)

@@ -43,6 +43,9 @@ def note_resize(layer: SparseLinear) -> None:
 def rebuild(wrapper: DistributedDataParallel) -> None:
     """Gradient buckets of the present sizes, in place: what DistributedDataParallel does when it is unpickled. Communication hooks stay."""
     hooks, wrapper._comm_hooks = list(wrapper._comm_hooks), []
-    wrapper.__setstate__({key: entry for key, entry in wrapper.__dict__.items() if key not in ("reducer", "logger")})
+    state = {key: entry for key, entry in wrapper.__dict__.items() if key not in ("reducer", "logger")}
+    if "_static_graph_delay_allreduce_enqueued" in state:
+        state["_static_graph_delay_allreduce_enqueued"] = False  # a static graph is learnt in the first pass after this
+    wrapper.__setstate__(state)
     for hook, state in hooks:
         wrapper.register_comm_hook(state, hook)
