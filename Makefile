@@ -76,7 +76,7 @@ budget: cpp-test
 package-test: $(VENV)/.package-test
 	$(BIN)/python tools/check_wheel.py build/wheel/*.whl
 
-python-test: $(VENV)/.test $(VENV)/.package-test
+python-test: $(VENV)/.bench $(VENV)/.package-test
 	$(BIN)/python -m pytest
 
 # The wheel for users: code for every card, tagged for every Linux that it runs on.
@@ -103,7 +103,7 @@ gpu-bundle: $(VENV)/.test $(VENV)/.cuda
 gpu-suite:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu_suite.py $(GPU_SUITE)
 
-# The peers of the processor's benchmark that are no part of PyTorch; without their own idea of which PyTorch.
+# The peers of the processor's benchmark that are no part of PyTorch (tests read their models); without their own idea of which PyTorch.
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.test
 	$(PIP) --no-deps -r requirements/bench.txt
 	touch $@

@@ -1,7 +1,7 @@
 """Fails when a dependency points the wrong way, a torch or CUDA header stands where it must not, or a kernel does not await its stream.
 
 C++    core <- formats <- plan <- kernels <- backends (reference, cpu, cuda: none includes another) <- defaults, torch/
-Python errors, _lib <- formats <- ops <- optim <- nn <- dst <- bench <- cli
+Python errors, _lib <- formats <- ops <- optim <- nn <- dst, io, prune <- integrations, plot <- bench <- cli
 Usage: python tools/check_layers.py [root]
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 CPP_ORDER = ["core", "formats", "plan", "kernels"]
 BACKENDS = ["reference", "cpu", "cuda"]
 TOP = ["defaults", "torch"]  # they may use everything, and nothing uses them; snack/snack.hpp includes defaults
-PYTHON_ORDER = ["errors", "_lib", "formats", "ops", "optim", "nn", "dst", "data", "bench", "cli"]
+PYTHON_ORDER = ["errors", "_lib", "formats", "ops", "optim", "nn", "dst", "io", "prune", "integrations", "plot", "data", "bench", "cli"]
 
 NEVER = ("__restrict__", "__ldg")
 CUDA_HEADER = re.compile(r"cuda\w*\.h$|(cub|thrust|cute|cutlass|cooperative_groups)/")

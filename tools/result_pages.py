@@ -17,7 +17,7 @@ from snack.cli.bench_tables import human_energy
 from snack.cli.common import human_bytes, human_ratio, human_time
 
 LABELS = {
-    "snack_fused": "SNACK, fused",
+    "snack_fused": "SNACK, fused", "snack_rigl": "SNACK, RigL",
     "dense": "dense", "dense_tf32": "dense, TF32", "dense_bf16": "dense, bf16", "dense_mask": "dense + mask", "dense_mask_bool": "mask of bytes",
     "coo_atomics": "COO, atomics", "torch_csr": "torch CSR", "torch_coo": "torch COO", "torch_bsr": "torch BSR", "cupy_csr": "CuPy CSR",
     "cupy_coo": "CuPy COO", "jax_bsr": "JAX", "sparselab": "SparseLab", "sputnik": "Sputnik", "flashsparse": "FlashSparse",
@@ -26,6 +26,7 @@ Axis = tuple[str, Callable[[dict], object]]
 SHAPE: Axis = ("out × in", lambda r: f"{r['out']:,} × {r['in']:,}")
 SPARSITY: Axis = ("sparsity", lambda r: f"{100 * r['sparsity']:g} %")
 BATCH: Axis = ("batch", lambda r: r["batch"])
+OPTIMIZER: Axis = ("optimiser", lambda r: r["params"]["optimizer"])
 STEP = "A training step (forward, backward, SGD)"
 PARAMETERS: Axis = ("parameters", lambda r: f"{r['parameters']:,}" if "parameters" in r else "")
 
@@ -92,9 +93,13 @@ def _card(records: list[dict]) -> Iterable[list[str]]:
                 found = [r for r in records if (r["routine"], r["dtype"], r["l2"]) == (routine, dtype, l2)]
                 yield table(f"{routine}, {dtype}, weights {l2}", found, [SHAPE, SPARSITY, BATCH], "time_us", human_time)
     quantities = (("time_us", human_time, "time"), ("eager_us", human_time, "time, eager"), ("peak_bytes", human_bytes, "the most memory"))
-    for routine, words in (("layer_step", STEP), ("layer_infer", "Inference"), ("update", "An update of SET")):
+    for routine, words in (("layer_step", STEP), ("layer_infer", "Inference")):
         for key, human, what in quantities:
             yield table(f"{words}: {what}", [r for r in records if r["routine"] == routine], [SHAPE, SPARSITY, BATCH], key, human)
+    updates = [r for r in records if r["routine"] == "update"]
+    quantities = (("gpu_us", human_time, "time of the card"), ("time_us", human_time, "time"), ("extra_bytes", human_bytes, "more memory"))
+    for key, human, what in quantities:
+        yield table(f"An update of SET and RigL (30 % of the connections move): {what}", updates, [SHAPE, SPARSITY, BATCH, OPTIMIZER], key, human)
 
 
 PAGES: dict[str, Callable[[list[dict]], Iterable[list[str]]]] = {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "compat.hpp"
+#include "exchange.hpp"
 #include "snack/core/cpu_info.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/select.hpp"
@@ -162,6 +163,14 @@ std::tuple<Tensor, Tensor> grow_gradient(const Tensor& index, const Tensor& tile
 }
 
 template <bool kReference>
+struct Exchange {
+  static Tensor run(const Tensor&, const ExchangeArgs& args) {
+    const ExchangeResult result = kReference ? reference::exchange(args) : cpu::exchange(args, torch_gemm(), torch_parallel());
+    return to_tensor({result.moved, result.error});
+  }
+};
+
+template <bool kReference>
 std::tuple<Tensor, Tensor> sample(int64_t out, int64_t in, int64_t nnz, int64_t key) {
   return to_tensors(kReference ? reference::sample(out, in, nnz, uint64_t(key)) : cpu::sample(out, in, nnz, uint64_t(key), torch_parallel()));
 }
@@ -175,6 +184,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CPU, m) {
   m.impl("select_smallest", TORCH_BOX(&select_smallest<false>));
   m.impl("grow_uniform", TORCH_BOX(&grow_uniform<false>));
   m.impl("grow_gradient", TORCH_BOX(&grow_gradient<false>));
+  m.impl("exchange_", TORCH_BOX(&exchange<Exchange<false>>));
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("unpack", TORCH_BOX(&unpack));
 }
@@ -195,6 +205,7 @@ STABLE_TORCH_LIBRARY_IMPL(snack_reference, CPU, m) {
   m.impl("select_smallest", TORCH_BOX(&select_smallest<true>));
   m.impl("grow_uniform", TORCH_BOX(&grow_uniform<true>));
   m.impl("grow_gradient", TORCH_BOX(&grow_gradient<true>));
+  m.impl("exchange_", TORCH_BOX(&exchange<Exchange<true>>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(snack_reference, CompositeExplicitAutograd, m) {

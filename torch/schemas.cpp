@@ -36,6 +36,13 @@ void define(torch::stable::detail::StableLibrary& m) {
   m.def(
       "grow_gradient(Tensor index, Tensor tile_ptr, Tensor drop, Tensor dy, Tensor x, int k, int out_features, "
       "int in_features) -> (Tensor, Tensor)");
+  // One update in place: connections are dropped by carried[0], the values, as many are grown, and every carried tensor (one entry a
+  // connection) follows; grown entries get fills (float32, one a carried tensor). drop_rule: 0 the k smallest |value|, 1 SET's, by
+  // `fraction` of each sign and k at most. grow_rule: 0 uniform by `key`, 1 by |dy^T x|. -> int64 (2,): connections moved, error
+  // (0: none, 1: fewer positions than that have a gradient that is a number, and nothing was changed; on a CPU it is raised).
+  m.def(
+      "exchange_(Tensor(a!) index, Tensor(b!) tile_ptr, Tensor(c!)[] carried, Tensor fills, int drop_rule, float fraction, int k, "
+      "int grow_rule, int key, Tensor? dy, Tensor? x, int out_features, int in_features) -> Tensor");
   m.def("sample(int out_features, int in_features, int nnz, int key) -> (Tensor, Tensor)");
 }
 

@@ -24,6 +24,7 @@
 #include "snack/defaults/threads.hpp"
 #include "snack/formats/pattern.hpp"
 #include "snack/kernels/check.hpp"
+#include "snack/kernels/exchange.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
 #include "snack/kernels/sddmm_update.hpp"

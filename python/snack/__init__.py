@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from importlib import metadata as _metadata
 
-from . import bench
+from . import bench, plot
 from .errors import SnackError
 
 __all__ = [
     "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Pattern", "RigL", "SRigL", "SnackError", "SparseLinear", "Static", "bench", "densify",
-    "formats", "load", "nn", "ops", "optim", "param_groups", "save", "sparsify", "summary",
+    "formats", "integrations", "io", "load", "load_training", "nn", "ops", "optim", "param_groups", "plot", "prune", "save", "save_training",
+    "sparsify", "summary",
 ]
 
 try:
@@ -25,8 +26,8 @@ except _metadata.PackageNotFoundError:  # a source tree on the path, not an inst
     __version__ = "unknown"
 
 try:
-    from . import formats, nn, ops, optim
-    from .dst import DST, GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
+    from . import formats, integrations, io, nn, ops, optim, prune
+    from .dst import DST, GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static, load_training, save_training
     from .formats import Pattern
     from .nn import SparseLinear, densify, load, param_groups, save, sparsify, summary
 except ImportError as error:

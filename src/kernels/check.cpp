@@ -133,6 +133,35 @@ void check(const GrowGradientArgs& args) {
   check_batch(g, args.x.rows, "grow_gradient");
 }
 
+void check(const ExchangeArgs& args) {
+  constexpr const char* kName = "exchange_";
+  const Geometry& g = args.geometry;
+  check(PatternView{g, args.index, args.tile_ptr}, kName);
+  SNACK_CHECK(args.carried_count >= 1 && args.carried_count <= kMaxCarried, kName, ": ", args.carried_count,
+              " tensors are to be carried, expected the values and at most ", kMaxCarried - 1, " more.");
+  check_pointer(args.carried, args.carried_count, kName, "carried");
+  check_pointer(args.fills, args.carried_count, kName, "fills");
+  for (int64_t i = 0; i < args.carried_count; ++i) {
+    SNACK_CHECK(int(args.carried[i].type) >= 0 && int(args.carried[i].type) <= int(CarriedType::kBool), kName, ": carried type ",
+                int(args.carried[i].type), " does not exist; use one of snack::CarriedType.");
+    check_pointer(args.carried[i].data, g.nnz, kName, "a carried tensor");
+  }
+  SNACK_CHECK(int(args.carried[0].type) <= int(CarriedType::kFloat64), kName, ": the values, carried[0], are no floating-point numbers.");
+  SNACK_CHECK(args.drop_rule == DropRule::kMagnitude || args.drop_rule == DropRule::kSigned, kName, ": drop rule ", int(args.drop_rule),
+              " is neither 0 (magnitude) nor 1 (signed).");
+  SNACK_CHECK(args.grow_rule == GrowRule::kUniform || args.grow_rule == GrowRule::kGradient, kName, ": grow rule ", int(args.grow_rule),
+              " is neither 0 (uniform) nor 1 (gradient).");
+  SNACK_CHECK(args.k >= 0 && args.k <= g.nnz, kName, ": k=", args.k, " is outside 0 .. ", g.nnz, ", the number of connections.");
+  SNACK_CHECK(args.drop_rule != DropRule::kSigned || (args.fraction >= 0 && args.fraction <= 1), kName, ": fraction=", args.fraction,
+              " is outside 0 .. 1.");
+  if (args.grow_rule == GrowRule::kUniform) return;
+  check_dtype(args.x.dtype, kName);
+  check_matrix(args.dy, args.x.dtype, g.out, kName, "dy");
+  check_matrix(args.x, args.x.dtype, g.in, kName, "x");
+  SNACK_CHECK(args.dy.rows == args.x.rows, kName, ": dy has ", args.dy.rows, " rows and x has ", args.x.rows, "; both are the batch.");
+  check_batch(g, args.x.rows, kName);
+}
+
 void check_workspace(const char* operation, const void* workspace, int64_t bytes, int64_t needed, int64_t alignment) {
   if (needed == 0) return;
   SNACK_CHECK(workspace != nullptr, operation, ": no workspace was given, the plan needs ", needed, " bytes.");

@@ -13,6 +13,7 @@ from snack.bench import case, cuda_timing, layers, measure, peers, records, suit
 from snack.bench.case import Case, cases
 from snack.bench.results import Results
 from snack.cli.main import main
+from snack.nn import SparseLinear
 
 FACTS = {"copy_tb_s": 4.0, "l2_mb": 0.02}
 
@@ -141,6 +142,20 @@ def test_memory_has_what_is_kept_and_an_update_what_the_card_computes(measured):
     assert memory["infer_peak_bytes"] == 64
     update = next(r for r in measured if r["routine"] == "update")
     assert update["gpu_us"] == 2.0 and update["mode"] == "eager" and update["peers"]["dense_mask"]["time_us"] > 0
+    assert update["peers"]["snack_rigl"]["gpu_us"] == 2.0 and "RigL" in update["peers"]["snack_rigl"]["note"]
+
+
+@pytest.mark.parametrize("make", [layers.set_update, layers.rigl_update])
+def test_an_update_that_is_measured_moves_connections_every_time(make):
+    torch.manual_seed(0)
+    a_case = Case("update", (40, 30), 0.8, 2, optimizer="SGD(momentum=0.9)")
+    moved = []
+    original = SparseLinear.rewire
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparseLinear, "rewire", lambda layer, drop, *a, **k: moved.append(len(drop)) or original(layer, drop, *a, **k))
+        run = make(a_case, torch.device("cpu")).runs[0]
+        run(), run()
+    assert len(moved) == 2 and all(70 <= count <= 72 for count in moved)  # 30 % of 240
 
 
 def test_memory_of_a_layer_in_training_is_an_eighth_of_dense():

@@ -275,7 +275,8 @@ def test_layer_without_a_backward_pass_keeps_its_connections():
     assert positions(unused) == before
 
 
-def test_compiled_model_needs_an_eager_step_and_is_told_so():
+def test_armed_steps_of_a_compiled_model_may_run_eagerly():
+    """In place of the armed variant, where its compilation is not worth it (tests of that: test_compiled.py)."""
     layer = new_layer()
     model = nn.Sequential(layer, nn.Tanh())
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -389,3 +390,23 @@ def test_hyper_sparse_layer():
             update = stepper.step()
         assert len(caught) == (method is dst.RigL)
         assert layer.nnz == nnz and 5_000 < update.dropped <= 0.3 * nnz and len(set(positions(layer))) == nnz
+
+
+def test_window_of_steps_survives_a_reused_input_buffer():
+    """Growth by momentum reads several steps: what the buffer held then, not what it holds now."""
+
+    def grown(buffer):
+        layer = new_layer()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        stepper = dst.RigL(layer, optimizer, every=3, t_end=100, grow=dst.MomentumGrowth(window=3))
+        for seed in range(3):
+            x = x_of(8, IN, seed=seed)
+            if buffer is not None:
+                x = buffer.copy_(x)
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+            assert (stepper.step() is not None) == (seed == 2)
+        return positions(layer)
+
+    assert grown(x_of(8, IN)) == grown(None)

@@ -231,6 +231,106 @@ def test_grow_gradient_takes_any_strides():
         assert torch.equal(rows, expected[0]) and torch.equal(cols, expected[1])
 
 
+# ---- exchange_ ----
+
+CARRIED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def model_drop(values, drop, fraction, k):
+    """Slots that exchange_ drops of a list of numbers."""
+    if drop == "magnitude":
+        return model_smallest(values, k, "any")
+    negatives = sum(v < 0 for v in values)
+    below, above = int(fraction * negatives), int(fraction * (len(values) - negatives))
+    if above + below > k:
+        above, below = above * k // (above + below), below * k // (above + below)
+    return model_smallest(values, above, "positive") + model_smallest(values, below, "negative")
+
+
+def without_nan(tensor):
+    """77 in place of NaN, which equals nothing."""
+    return tensor.nan_to_num(77) if tensor.is_floating_point() else tensor
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    topologies(max_extent=16), st.sampled_from(["magnitude", "signed"]), st.sampled_from(["uniform", "gradient"]),
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]), st.integers(0, 2**64 - 1), st.integers(0, 3), st.data(),
+)
+def test_exchange_is_the_list_operations(device, topology, drop, grow, dtype, key, batch, data):
+    pattern, positions = topology
+    (out, in_), nnz = pattern.shape, len(positions)
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    values = torch.randint(-3, 4, (nnz,), generator=random).to(dtype)  # mostly ties
+    if data.draw(st.booleans()):
+        values[torch.rand(nnz, generator=random) < 0.1] = math.nan
+    others = [torch.arange(nnz).remainder(100).to(t) for t in data.draw(st.lists(st.sampled_from(CARRIED), max_size=4))]
+    fills = torch.tensor([0.5, 3.0, 0.0, 7.0, 1.0][: 1 + len(others)])
+    fraction, k = data.draw(st.sampled_from([0.0, 0.1, 0.3, 1.0])), data.draw(st.one_of(st.sampled_from([0, nnz]), st.integers(0, nnz)))
+    x, dy = (torch.randint(-2, 3, (batch, n), generator=random).float() for n in (in_, out))
+    slots = model_drop(values.double().tolist(), drop, fraction, k)
+    if grow == "uniform":
+        rows, cols = torch.ops.snack_reference.grow_uniform(*packed(pattern), int64(slots), len(slots), signed64(key), out, in_)
+    else:
+        rows, cols = torch.ops.snack_reference.grow_gradient(*packed(pattern), int64(slots), dy, x, len(slots), out, in_)
+    index, tile_ptr, source = torch.ops.snack_reference.rewire(*packed(pattern), int64(slots), rows, cols, out, in_)
+    old = [values, *others]
+
+    def carry(tensor, fill):
+        return torch.where(source >= 0, tensor[source.clamp(min=0)] if nnz else tensor, fill.to(tensor.dtype))
+
+    expected = [index, tile_ptr, *(carry(t, f) for t, f in zip(old, fills, strict=True))]
+    operands = {"dy": dy.to(device), "x": x.to(device)} if grow == "gradient" else {}
+    ours, tensors = pattern.to(device).clone(), [t.to(device).clone() for t in old]
+    kept = [*packed(ours), *tensors]
+    addresses = [t.data_ptr() for t in kept]
+    result = ops.exchange_(ours, tensors, fills.to(device), drop, fraction, k, grow, key, **operands)
+    assert result.device == ours.device and result.tolist() == [len(slots), 0]
+    assert [t.data_ptr() for t in kept] == addresses
+    for got, wanted in zip(kept, expected, strict=True):
+        assert torch.equal(without_nan(got.cpu()), without_nan(wanted))
+    reference = [t.clone() for t in (*packed(pattern), *old)]
+    code = {"magnitude": 0, "signed": 1}[drop], {"uniform": 0, "gradient": 1}[grow]
+    torch.ops.snack_reference.exchange_(*reference[:2], reference[2:], fills, code[0], fraction, k, code[1], signed64(key), dy, x, out, in_)
+    assert all(torch.equal(a, b) for a, b in zip(reference[:2], expected[:2], strict=True))
+
+
+def test_exchange_changes_nothing_on_an_error(device):
+    pattern = Pattern.random((20, 30), 50, 1).to(device)
+    values, momentum, fills = torch.randn(50, device=device), torch.randn(50, device=device), torch.zeros(2, device=device)
+    before = [t.clone() for t in (*packed(pattern), values, momentum)]
+    x, dy = torch.full((2, 30), math.nan, device=device), torch.ones(2, 20, device=device)
+    good = {"drop": "magnitude", "fraction": 0.3, "k": 5, "grow": "uniform"}
+    for words, change in [
+        ("drop rule 'large'", {"drop": "large"}),
+        ("grow rule 'small'", {"grow": "small"}),
+        ("k=51", {"k": 51}),
+        ("k=-1", {"k": -1}),
+        ("fraction", {"drop": "signed", "fraction": math.nan}),
+        ("fraction", {"drop": "signed", "fraction": 1.5}),
+        ("needs dy and x", {"grow": "gradient"}),
+        ("dy has 19 columns", {"grow": "gradient", "dy": dy[:, :19], "x": x}),
+    ]:
+        with pytest.raises(SnackError, match=words):
+            ops.exchange_(pattern, [values, momentum], fills, **(good | change))
+    for words, carried, fill in [
+        ("carried\\[1\\] has 49 entries", [values, momentum[:49]], fills),
+        ("expected the values", [], fills[:0]),
+        ("at most 15 more", [values] * 17, torch.zeros(17, device=device)),
+        ("2 entries, one a carried", [values, momentum], fills[:1]),
+        ("dtype", [values.int(), momentum], fills),
+        ("dtype that cannot be carried", [values, momentum.to(torch.complex64)], fills),
+    ]:
+        with pytest.raises(SnackError, match=words):
+            ops.exchange_(pattern, carried, fill, **good)
+    if device.type == "cpu":
+        with pytest.raises(SnackError, match="grow_gradient: only 0 of the 5"):
+            ops.exchange_(pattern, [values, momentum], fills, "magnitude", 0, 5, "gradient", dy=dy, x=x)
+    else:
+        assert int(ops.exchange_(pattern, [values, momentum], fills, "magnitude", 0, 5, "gradient", dy=dy, x=x)[1]) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, (*packed(pattern), values, momentum), strict=True))
+
+
 # ---- the random key, and long sequences ----
 
 

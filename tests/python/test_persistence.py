@@ -12,7 +12,7 @@ from safetensors import torch as safetensors
 from torch import nn
 
 from checks import fails
-from snack.nn import SparseLinear, load, read_header, save, sparsify
+from snack.nn import SparseLinear, load, read_header, read_patterns, save, sparsify
 
 
 def model(sparsity=0.8, dtype=torch.float32, bias=True):
@@ -355,6 +355,23 @@ def test_shared_tensors(tmp_path):
     assert "head.weight" not in stored and "again.values" not in stored
     load(tmp_path / "m.safetensors", b)
     assert same(state(a), state(b)) and b["head"].weight is b["embedding"].weight and b["again"] is b["body"]
+    headers = {layer["name"]: layer["nnz"] for layer in read_header(tmp_path / "m.safetensors")["layers"]}
+    assert headers == {"again": a["body"].nnz, "body": a["body"].nnz}
+    assert all(pattern.equals(a["body"].pattern) for pattern in read_patterns(tmp_path / "m.safetensors").values())
+
+
+def test_patterns_of_a_file(tmp_path):
+    path = tmp_path / "m.safetensors"
+    a = nn.Sequential(*(SparseLinear(7, 7, sparsity=0.5) for _ in range(11)), nn.Linear(7, 2))
+    save(a, path)
+    patterns = read_patterns(path)
+    assert list(patterns) == [str(i) for i in range(11)] and all(patterns[str(i)].equals(a[i].pattern) for i in range(11))
+    save(a[0], path)
+    assert read_patterns(path)["(model)"].equals(a[0].pattern)
+    sd = state(a)
+    sd["3.rows"], sd["3.cols"] = torch.zeros_like(sd["3.rows"]), torch.zeros_like(sd["3.cols"])
+    safetensors.save_file(sd, path)
+    fails(["layer '3'", "damaged", "twice"], read_patterns, path)
 
 
 def test_views_of_one_storage(tmp_path):

@@ -257,12 +257,15 @@ def operator_calls(device="cpu"):
     leaf = lambda t: t.detach().clone().requires_grad_()  # noqa: E731
     empty = torch.empty(0, dtype=torch.int64, device=device)
     rows, cols = ops.grow_uniform(p.pattern, 2, 5)
+    moved, fills = (index.clone(), tile_ptr.clone()), torch.zeros(2, device=device)
     s, numbers = torch.ops.snack, [0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0]  # of SGD with momentum
     return {
         "spmm": (s.spmm, (index, tile_ptr, leaf(p.values), leaf(p.x), leaf(p.bias), *shape, 0)),
         "spmm without bias": (s.spmm, (index, tile_ptr, leaf(p.values), leaf(p.x), None, *shape, 0)),
         "spmm_t": (s.spmm_t, (index, tile_ptr, leaf(p.values), leaf(p.dy), *shape, 0)),
         "sddmm": (s.sddmm, (index, tile_ptr, leaf(p.dy), leaf(p.x), *shape, 0)),
+        "spmm_recorded": (s.spmm_recorded, (index, tile_ptr, leaf(p.values), leaf(p.x), leaf(p.bias), *shape, 0)),
+        "sddmm_recorded": (s.sddmm_recorded, (index, tile_ptr, leaf(p.dy), leaf(p.x), *shape, 0)),
         "sddmm_update": (s.sddmm_update, (index, tile_ptr, p.values.clone(), [p.values.clone()], p.dy, p.x, None, None, 0, numbers, *shape, 0)),
         "rewire": (s.rewire, (index, tile_ptr, torch.tensor([0, 3], device=device), rows, cols, *shape)),
         "pack": (s.pack, (rows, cols, *shape, False)),
@@ -270,6 +273,8 @@ def operator_calls(device="cpu"):
         "select_smallest": (s.select_smallest, (p.values, 3, 0)),
         "grow_uniform": (s.grow_uniform, (index, tile_ptr, empty, 2, 5, *shape)),
         "grow_gradient": (s.grow_gradient, (index, tile_ptr, empty, p.dy, p.x, 2, *shape)),
+        "exchange_": (s.exchange_, (*moved, [p.values.clone(), p.values.clone()], fills, 0, 0.3, 2, 0, 5, None, None, *shape)),
+        "exchange_ by gradient": (s.exchange_, (*moved, [p.values.clone()], fills[:1], 1, 0.3, 2, 1, 5, p.dy, p.x, *shape)),
     }
 
 

@@ -131,3 +131,28 @@ def test_rewire_outside_of_autograd():
     a.values.requires_grad_(False)
     a.rewire(drop=[0], grow=snack.ops.grow_uniform(a.pattern, 1, 1))
     assert a.nnz == 462 and not a.values.requires_grad
+
+
+def test_backward_after_resize_while_the_last_loss_is_alive():
+    """The node that adds gradients to `values` lives as long as an older loss, and knew their old length."""
+    sparse = layer()
+    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(4, sparse.in_features)
+    counted = []
+    stale = sparse(x).sum()
+    sparse.values.register_post_accumulate_grad_hook(lambda values: counted.append(values.grad.numel()))
+    losses = []
+    for dropped in (10, 5, 0):
+        losses.append(sparse(x).square().sum())
+        losses[-1].backward()
+        optimizer.step()
+        sparse.rewire(torch.arange(dropped), optimizer=optimizer)
+    smaller = layer(sparsity=0.9)
+    sparse.load_state_dict(smaller.state_dict())
+    optimizer.zero_grad()
+    sparse(x).square().sum().backward()
+    smaller(x).square().sum().backward()
+    assert torch.equal(sparse.values.grad, smaller.values.grad)
+    assert len(counted) == 4 and counted[0] - counted[1] == 10 and counted[-1] == smaller.nnz
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()

@@ -3,6 +3,7 @@
 // All throw Error with one sentence: what was given, what is expected, what to do.
 #pragma once
 
+#include "snack/kernels/exchange.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
 #include "snack/kernels/sddmm_update.hpp"
@@ -21,6 +22,7 @@ void check(const RewireArgs& args);
 void check(const SelectArgs& args);
 void check(const EmptyPositions& empty, const char* operation);
 void check(const GrowGradientArgs& args);
+void check(const ExchangeArgs& args);
 
 /// The view alone; `operation` begins the sentence.
 void check(const PatternView& pattern, const char* operation);

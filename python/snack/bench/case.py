@@ -20,7 +20,8 @@ PRODUCT_PEERS = (
 LAYER_PEERS = ("dense", "dense_tf32", "dense_bf16", "dense_mask", "dense_mask_bool", "torch_csr", "torch_coo", "sparselab")
 PEERS_OF = {
     **dict.fromkeys(PRODUCTS, PRODUCT_PEERS), "layer_infer": LAYER_PEERS, "layer_step": (*LAYER_PEERS, "snack_fused"),
-    "memory": ("dense", "dense_bf16", "dense_mask", "dense_mask_bool", "torch_csr", "torch_coo", "snack_fused"), "update": ("dense_mask",),
+    "memory": ("dense", "dense_bf16", "dense_mask", "dense_mask_bool", "torch_csr", "torch_coo", "snack_fused"),
+    "update": ("snack_rigl", "dense_mask"),
 }
 _OF_FLOAT32 = ("dense_tf32", "dense_bf16")  # what a record of float32 is compared with beside its own dtype
 _COLD = ("dense",)  # peers that can take turns through copies of their weights

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .. import optim
-from ..dst import SET
+from ..dst import DST, SET, Constant, RigL
 from ..nn import SparseLinear
 from .case import Case
 from .peers import Peer, Problem, Topology
@@ -218,19 +218,30 @@ def memory(name: str, case: Case, meter) -> Iterator[tuple[str, int]]:
 FRACTION = 0.3  # of the connections that an update moves
 
 
-def set_update(case: Case, device: torch.device) -> Peer:
-    """One update of SET: drop, grow, rewire, optimiser state carried along."""
+def _update_of(case: Case, device: torch.device, make: Callable[[nn.Module, torch.optim.Optimizer], DST], note: str) -> Peer:
+    """Updates one after another, each with what the training step before the first recorded; gradient and optimiser state are carried."""
     layer = build("snack", case, device)
     optimizer = _optimizer(case.optimizer, layer)
+    dst = make(layer, optimizer)
     training(layer, optimizer, *operands(case, device))()
-    optimizer.zero_grad(set_to_none=True)
-    dst = SET(layer, optimizer, every=1, drop_fraction=FRACTION)
+    due = dst._due
 
     def run() -> None:
-        optimizer.step()  # without gradients it computes nothing; it makes the update due
+        dst._due = due
         dst.step()
 
-    return Peer([run], note=f"SET, {FRACTION:g} of the connections")
+    return Peer([run], note=note)
+
+
+def set_update(case: Case, device: torch.device) -> Peer:
+    """One update of SET: drop, grow, rewire, optimiser state carried along."""
+    return _update_of(case, device, lambda m, o: SET(m, o, every=1, drop_fraction=FRACTION), f"SET, {FRACTION:g} of the connections")
+
+
+def rigl_update(case: Case, device: torch.device) -> Peer:
+    """One update of RigL, by the gradient of all absent connections."""
+    note = f"RigL, {FRACTION:g} of the connections"
+    return _update_of(case, device, lambda m, o: RigL(m, o, every=1, drop_fraction=Constant(FRACTION)), note)
 
 
 def masked_update(case: Case, device: torch.device) -> Peer:
@@ -251,4 +262,4 @@ def masked_update(case: Case, device: torch.device) -> Peer:
     return Peer([run], note="by magnitude and at random, over all positions")
 
 
-UPDATES: dict[str, Callable[[Case, torch.device], Peer]] = {"snack": set_update, "dense_mask": masked_update}
+UPDATES: dict[str, Callable[[Case, torch.device], Peer]] = {"snack": set_update, "snack_rigl": rigl_update, "dense_mask": masked_update}

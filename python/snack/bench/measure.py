@@ -172,10 +172,16 @@ class Bench:
 
     def _update(self, case: Case) -> dict:
         makes = {name: partial(layers.UPDATES[name], case, self.meter.device) for name in ("snack", *case.peers)}
-        record = self._sides(case, makes, mode="eager")  # the choice of connections may pass through the host
-        run = makes["snack"]().runs[0]
-        found = {"gpu_us": self.meter.gpu_us(run), "extra_bytes": self.meter.peak_bytes(lambda: run)}
-        return record | {"mode": "eager"} | {key: value for key, value in found.items() if value is not None}
+        record = self._sides(case, makes, mode="eager")  # as a training loop calls it
+        for name in makes:
+            if "not_run" in (side := record if name == "snack" else record["peers"][name]):
+                continue
+            run = makes[name]().runs[0]
+            found = {"gpu_us": self.meter.gpu_us(run), "extra_bytes": self.meter.peak_bytes(lambda run=run: run)}
+            side |= {key: value for key, value in found.items() if value is not None}
+            del run
+            self.meter.tidy()
+        return record | {"mode": "eager"}
 
     def _memory(self, case: Case) -> dict:
         """Kept, and the most in a training step and in inference; who does not fit has the reason."""

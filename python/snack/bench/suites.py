@@ -37,7 +37,8 @@ def _cuda() -> Iterable[Case]:
     dtypes = ("float32", "bfloat16")
     yield from cases(["layer_step", "layer_infer"], _square(10_000), (0.9,), (4,))
     yield from cases(["layer_step", "layer_infer"], _square(500), (0.9,), (1,))  # what a call costs
-    yield from cases(["update"], _square(10_000), (0.9,), (4,))
+    for optimizer in ("SGD(momentum=0.9)", "SGD", "Adam"):
+        yield from cases(["update"], _square(10_000), (0.9,), (4,), optimizer=optimizer)
     for sparsity in (0.9, 0.95, 0.99):
         yield from cases(PRODUCTS, _square(10_000), (sparsity,), (1,), dtypes, l2=("warm", "cold"))
         yield from cases(PRODUCTS, _square(10_000), (sparsity,), (4, 16), dtypes)

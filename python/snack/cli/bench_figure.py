@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from snack.cli.common import human_bytes, human_ratio, human_time
-from snack.cli.figure import COLOURS, INK, require_matplotlib, save, style
+from snack.cli.figure import COLOURS
 from snack.errors import SnackError
+from snack.plot.look import GREY, INK, require_picture, save, style
 
 # Who is shown, in this order; of several ways to one library the fastest.
 PEERS = {
@@ -25,7 +26,7 @@ def draw(document: dict, path) -> Path:
 
     Raises: SnackError when the document holds no product, or the picture cannot be written.
     """
-    require_matplotlib(path)
+    require_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -113,4 +114,4 @@ def _title(figure, products: list[dict], facts: dict) -> None:
     figure.text(0.035, 0.925, f"A layer at {100 * best['sparsity']:g} %: " + "  ·  ".join(words), fontsize=19, fontweight="bold", color=INK)
     how = f"y = x Wᵀ, {best['out']:,} × {best['in']:,}, batch {best['batch']}, float32; in brackets: how many times our time. "
     where = facts.get("card") or f"{facts['cpu']}, {facts['threads']} threads"
-    figure.text(0.035, 0.882, f"{how}{where}, PyTorch {facts['torch']}", fontsize=11.5, color="#555555")
+    figure.text(0.035, 0.882, f"{how}{where}, PyTorch {facts['torch']}", fontsize=11.5, color=GREY)

@@ -10,34 +10,20 @@ import statistics
 from pathlib import Path
 
 from snack.cli.common import human_bytes, human_ratio, human_time
-from snack.errors import SnackError
+from snack.plot.look import BLUE, GREY, INK, ORANGE, require_picture, save, style
 
 LABELS = {"dense": "dense", "dense_mask": "dense + mask", "snack": "SNACK"}
-# Okabe and Ito's colours, told apart by colour-blind readers too, with line styles to match in print.
-COLOURS = {"dense": "#555555", "dense_mask": "#E69F00", "snack": "#0072B2"}
+# With line styles to match in print.
+COLOURS = {"dense": GREY, "dense_mask": ORANGE, "snack": BLUE}
 STYLES = {"dense": (0, (5, 2)), "dense_mask": (0, (1.5, 1.2)), "snack": "solid"}
 PARTS = {"weights": "weights", "indices": "indices / masks", "gradients": "gradients", "optimizer": "optimiser state"}
 SHADES = (0.0, 0.30, 0.55, 0.75)  # how far each part is mixed with white
 METHODS = {"set": "SET", "rigl": "RigL", "static": "static"}
-INK = "#222222"
-
-
-def require_matplotlib(path) -> None:
-    """Raises SnackError where matplotlib is missing or does not know the suffix of ``path``; call it before the work to be drawn."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise SnackError(
-            "the figure needs matplotlib, which is not installed: pip install 'snack-sparse[bench]', or pass --no-figure"
-        ) from error
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if Path(path).suffix.lower().removeprefix(".") not in known:
-        raise SnackError(f"the figure {path} has no suffix of a picture: expected one of {', '.join(known)}, for example run.png")
 
 
 def draw(document: dict, path) -> Path:
     """Draws a document of ``snack train --json`` into a PNG of 1920 × 1080 pixels (other suffixes: whatever matplotlib knows)."""
-    require_matplotlib(path)
+    require_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -55,15 +41,6 @@ def draw(document: dict, path) -> Path:
     return save(figure, path)
 
 
-def save(figure, path) -> Path:
-    """Writes the picture; SnackError where that is not possible."""
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise SnackError(f"the figure {path} cannot be written ({error}): give a .png file in a folder that you may write to") from error
-    return Path(path)
-
-
 # ---- the words at the top --------------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +52,7 @@ def _title(figure, runs) -> None:
     seeds = len(next(iter(runs.values())))
     how = f"Test accuracy{f', mean of {seeds} seeds' if seeds > 1 else ''}.  Network {first['network'].replace('-', '–')}, "
     how += f"{100 * first['sparsity']:g} % sparse, {METHODS[first['method']]}, batch {first['batch_size']}, {_device(first)}"
-    figure.text(0.075, 0.882, how, fontsize=11.5, color="#555555")
+    figure.text(0.075, 0.882, how, fontsize=11.5, color=GREY)
 
 
 def _pretty(name: str) -> str:
@@ -214,13 +191,6 @@ def _as_image(counts, shape) -> list[list[int]]:
 
 
 # ---- common to the panels --------------------------------------------------------------------------------------------------------------
-
-
-def style(axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=12.5, fontweight="bold", color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#aaaaaa")
-    axes.tick_params(colors=INK, length=0, labelsize=10.5)
 
 
 def _rows(axes, names, largest: float, room: float = 1.2) -> None:

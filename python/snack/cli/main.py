@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands. Importing a command's module must be cheap: what is heavy is imported when it runs."""
-    from snack.cli import bench, doctor, inspect, plot, train
+    from snack.cli import bench, convert, doctor, inspect, plot, prune, train
 
     parser = _Parser(
         prog="snack",
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for command in (train, bench, plot, doctor, inspect):
+    for command in (train, bench, plot, doctor, inspect, convert, prune):
         command.add_parser(subparsers)
     return parser
 

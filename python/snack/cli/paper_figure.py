@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snack.cli.common import human_ratio
-from snack.cli.figure import COLOURS, INK, require_matplotlib, save, style
+from snack.cli.figure import COLOURS
 from snack.errors import SnackError
+from snack.plot.look import GREEN, GREY, INK, PURPLE, VERMILION, require_picture, save, style
 
 # Who is shown, of several ways to one library the fastest; SNACK last, on top.
 CONTENDERS = {
@@ -20,7 +21,7 @@ CONTENDERS = {
 }
 LOOKS = {
     "dense + mask": {"color": COLOURS["dense_mask"], "marker": "s"}, "dense": {"color": COLOURS["dense"], "marker": "D"},
-    "dense, bf16": {"color": "#009E73", "marker": "^"}, "cuSPARSE": {"color": "#CC79A7", "marker": "v"},
+    "dense, bf16": {"color": GREEN, "marker": "^"}, "cuSPARSE": {"color": PURPLE, "marker": "v"},
     "SNACK": {"color": COLOURS["snack"], "marker": "o", "linewidth": 3.2},
 }
 X = {
@@ -31,7 +32,7 @@ X = {
 
 def draw(document: dict, path) -> Path:
     """Draws a document of ``snack bench paper-…`` into a PNG of 1920 × 1080 pixels (other suffixes: whatever matplotlib knows)."""
-    require_matplotlib(path)
+    require_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,9 +95,9 @@ def _memory(figure, records: list[dict], facts: dict) -> None:
         _lines(axes, found, "in", _side("peak_bytes", 2**-30), names, scale="linear")
         axes.set_ylabel("GiB, the most in a training step", fontsize=10.5, color=INK)
         if caps and found:
-            axes.axhline(caps[0], color="#D55E00", linewidth=1.2, linestyle=(0, (6, 3)), zorder=2.7)
+            axes.axhline(caps[0], color=VERMILION, linewidth=1.2, linestyle=(0, (6, 3)), zorder=2.7)
             axes.annotate(f"a card of {caps[0]:g} GiB", (0.02, caps[0]), xycoords=("axes fraction", "data"), xytext=(0, 4),
-                          textcoords="offset points", fontsize=10, color="#D55E00")
+                          textcoords="offset points", fontsize=10, color=VERMILION)
         capped = [r for r in records if r["sparsity"] == sparsity and "cap_gib" in r.get("params", {})]
         _crosses(axes, capped, found, names)
     best = max((r for r in free if r["sparsity"] == sparsities[0]), key=lambda r: r["in"], default=None)
@@ -109,7 +110,7 @@ def _crosses(axes, capped: list[dict], free: list[dict], names: list[str]) -> No
     for name in names:
         height = dict(_points(free, "in", _side("peak_bytes", 2**-30), name))
         out = [r["in"] for r in capped if "not_run" in _best(r, name, "peak_bytes") and r["in"] in height]
-        axes.plot(out, [height[x] for x in out], linestyle="none", marker="x", markersize=13, markeredgewidth=2.6, color="#D55E00", zorder=6)
+        axes.plot(out, [height[x] for x in out], linestyle="none", marker="x", markersize=13, markeredgewidth=2.6, color=VERMILION, zorder=6)
 
 
 SUITES: dict[str, Callable] = {"paper-kernels": _kernels, "paper-layer": _layer, "paper-memory": _memory}
@@ -222,4 +223,4 @@ def _title(figure, best: dict | None, key: str, how: str, facts: dict) -> None:
     figure.text(0.035, 0.925, "  ·  ".join(words) or "Nothing to compare yet", fontsize=19, fontweight="bold", color=INK)
     where = facts.get("card") or f"{facts.get('cpu', 'CPU')}, {facts.get('threads', '?')} threads"
     shape = "" if best is None else f" (title: {best['out']:,} × {best['in']:,}, {100 * best['sparsity']:g} %, batch {best['batch']})"
-    figure.text(0.035, 0.882, f"{how}{shape}. {where}, PyTorch {facts.get('torch', '?')}", fontsize=11.5, color="#555555")
+    figure.text(0.035, 0.882, f"{how}{shape}. {where}, PyTorch {facts.get('torch', '?')}", fontsize=11.5, color=GREY)

@@ -144,7 +144,7 @@ def _check_device(name: str) -> None:
 
 def _output_paths(arguments) -> Path | None:
     """Checks every file that will be written; returns the picture's path, None where none is wanted."""
-    from snack.cli import figure
+    from snack.plot.look import require_picture
 
     path = None if arguments.no_figure else Path(arguments.figure or f"snack-train-{Path(arguments.data).stem}.png")
     targets = {"--json": arguments.json, "--figure": path, "--save": arguments.save}
@@ -156,7 +156,7 @@ def _output_paths(arguments) -> Path | None:
     if len(set(targets.values())) < len(targets):
         raise SnackError(f"{' and '.join(targets)} must be different files: one would overwrite the other")
     if path is not None:
-        figure.require_matplotlib(path)
+        require_picture(path, otherwise=", or pass --no-figure")
     for option, target in targets.items():
         check_writable(target, option)
     return path

@@ -2,12 +2,16 @@
 
     dW[row, col] = sum over the batch of dY[b, row] * x[b, col]        at any position, connected or not
 
-A `Recorder` hangs on its layer only while the next optimiser step is one with an update. It keeps references, no copies: x is
-what autograd has saved for the backward pass anyway. What it holds are exactly the products that `layer.values.grad` sums:
+A `Recorder` watches its layer only while the next optimiser step is one with an update. It keeps references, no copies: x is
+what autograd has saved for the backward pass anyway (compiled code, which uses its memory again, hands out copies; see
+`snack.ops.recorded`). What it holds are exactly the products that `layer.values.grad` sums:
 
 * every use of the layer in a backward pass that reaches `values` (weight sharing, several micro-batches);
 * nothing of passes that do not (evaluation, no_grad, autograd.grad with respect to something else);
 * nothing from before the gradient was last cleared (a step that GradScaler skipped), wherever zero_grad is called.
+
+While a CUDA graph is captured, the tensors are the graph's own: a replay fills them anew. So they may be read after each replay, until
+the next one.
 """
 
 from __future__ import annotations
@@ -19,6 +23,12 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..nn import SparseLinear
+from ..ops import recorded
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _ignore(*_) -> None:
@@ -29,17 +39,45 @@ def _make_ignore():
     return _ignore
 
 
+def _make_none() -> None:
+    return None
+
+
 class _Hook:
     """A method of a recorder, as a hook that does not travel with copies of the layer."""
 
     def __init__(self, method):
         self._method = method
 
+    @torch._disable_dynamo
     def __call__(self, *args):
         return self._method(*args)
 
     def __reduce__(self):
         return _make_ignore, ()
+
+
+class Saved:
+    """What a recorder had collected, without the recorder: of a training that was saved, or a copy out of a captured step."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor] | None):
+        self._pair = pair
+
+    def operands(self) -> tuple[Tensor, Tensor] | None:
+        """As `Recorder.operands`."""
+        return self._pair
+
+
+class _Recorders(list):
+    """The recorders of a layer: one a stepper. A copy of the layer is watched by nobody."""
+
+    def watch(self, x: Tensor, y: Tensor) -> None:
+        """The layer has made y of x."""
+        for recorder in self:
+            recorder.watch(x, y)
+
+    def __reduce_ex__(self, protocol):
+        return _make_none, ()
 
 
 class Recorder:
@@ -51,32 +89,42 @@ class Recorder:
         self._open: dict[int, list[tuple[Tensor, int, Tensor]]] = {}  # backward pass -> its pairs, until values.grad has them
         self._gradient: weakref.ref | None = None  # values.grad after the newest pair, and its version
         self._version = -1
-        self._handles = [
-            layer.register_forward_hook(_Hook(self._after_forward), with_kwargs=True, prepend=True),
-            layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation)),
-        ]
+        self._is_captured = False  # the pairs are tensors of a CUDA graph
+        self._handle = layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation))
+        if layer._recorder is None:
+            layer._recorder = _Recorders()
+        layer._recorder.append(self)
+        recorded.watch(layer.index, self._remember_compiled)
 
     def remove(self) -> None:
-        """Take the hooks off the layer; what was collected stays."""
-        for handle in self._handles:
-            handle.remove()
+        """Leave the layer alone; what was collected stays."""
+        self._handle.remove()
+        recorded.unwatch(self._remember_compiled)
+        group = self.layer._recorder
+        if group is not None and self in group:
+            group.remove(self)
+            self.layer._recorder = group or None
         self._open.clear()
 
-    def _after_forward(self, module, args, kwargs, y) -> None:
+    def watch(self, x: Tensor, y: Tensor) -> None:
+        """The layer has made y of x; its backward pass may follow."""
         if not y.requires_grad:
             return
-        x = (args[0] if args else kwargs["x"]).detach()
+        x = x.detach()
         version = x._version
+        y.register_hook(lambda dy: self._remember(x, version, dy.detach()))
 
-        def remember(dy: Tensor) -> None:
-            task = torch._C._current_graph_task_id()
-            if task not in self._open:
-                if self._was_cleared():
-                    self._pairs.clear()
-                self._open[task] = []
-            self._open[task].append((x, version, dy.detach()))
+    def _remember_compiled(self, x: Tensor, dy: Tensor) -> None:
+        self._remember(x, x._version, dy)
 
-        y.register_hook(remember)
+    @torch._disable_dynamo  # hooks run in a backward pass that a compiled function may have called
+    def _remember(self, x: Tensor, version: int, dy: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._open:
+            if self._was_cleared():
+                self._pairs.clear()
+            self._open[task] = []
+        self._open[task].append((x, version, dy))
 
     def _after_accumulation(self, values: Tensor) -> None:
         self._pairs += self._open.pop(torch._C._current_graph_task_id(), [])
@@ -85,10 +133,20 @@ class Recorder:
 
     def _was_cleared(self) -> bool:
         """Whether zero_grad was called since the newest pair. Unscaling and clipping change the gradient too, but not to 0."""
+        if is_capturing():  # no look at the gradient then: one captured step is taken for one gradient
+            was_captured, self._is_captured = self._is_captured, True
+            return not was_captured
         gradient = self.layer.values.grad
-        if gradient is None or self._gradient is None or gradient is not self._gradient():
+        if gradient is None or self._gradient is None:
             return True
-        return gradient._version != self._version and not bool(gradient.any())
+        # Another tensor may hold the same gradient: DistributedDataParallel puts a view of its bucket in its place.
+        is_untouched = gradient is self._gradient() and gradient._version == self._version
+        return not is_untouched and not bool(gradient.any())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a part of the coming step's gradient."""
+        return bool(self._pairs) and not self._was_cleared()
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """x (batch, in) and dY (batch, out) of one dtype, the batches of all uses joined; None when there was no use.
@@ -98,7 +156,7 @@ class Recorder:
         """
         if not self._pairs:
             return None
-        if any(x._version != version for x, version, _ in self._pairs):
+        if not self._is_captured and any(x._version != version for x, version, _ in self._pairs):
             raise SnackError(
                 "the layer's input was overwritten after the forward pass, but growing by gradient still needs it; "
                 "call step() before the input buffer is filled again."
@@ -108,3 +166,20 @@ class Recorder:
         if len(xs) == 1:
             return xs[0], dys[0]
         return torch.cat(xs), torch.cat(dys)  # both promote alike
+
+
+class Recording:
+    """What layers recorded within `DST.recording()`. Of a captured CUDA graph it stays valid from replay to replay."""
+
+    def __init__(self, recorders: dict[SparseLinear, Recorder]):
+        self._recorders = recorders
+
+    def remove(self) -> None:
+        """Leave the layers alone; what was collected stays."""
+        for recorder in self._recorders.values():
+            recorder.remove()
+
+    def snapshot(self) -> dict[SparseLinear, Saved]:
+        """Copies of the x and dY of every layer, as they are now."""
+        found = {layer: recorder.operands() for layer, recorder in self._recorders.items()}
+        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone())) for layer, pair in found.items()}

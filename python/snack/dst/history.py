@@ -84,5 +84,11 @@ class Update:
         record = {key: getattr(self, key) for key in ("step", "number", "fraction", "layers", "grown_layers", "nnz", "seconds")}
         return record | {key: getattr(self, key) for key in ("overlap", "explored") if getattr(self, key) is not None}
 
+    @classmethod
+    def from_dict(cls, record: Mapping[str, object]) -> Update:
+        """What `as_dict` described."""
+        rest = {key: record[key] for key in ("step", "number", "fraction", "nnz", "seconds")}
+        return cls(dropped=record["layers"], grown=record["grown_layers"], overlap=record.get("overlap"), explored=record.get("explored"), **rest)
+
     def __repr__(self) -> str:
         return f"Update(step={self.step}, number={self.number}, fraction={self.fraction:.4g}, dropped={self.dropped}, grown={self.grown})"

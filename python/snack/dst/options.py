@@ -8,6 +8,7 @@ from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from ..errors import SnackError, require
 from ..nn import SparseLinear
@@ -18,7 +19,7 @@ from .scope import SCOPES, WEIGHTS, Job
 ALIASES = {"zeta": "drop_fraction", "alpha": "drop_fraction", "delta_t": "every"}
 NAMES = (
     "drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates", "scope", "redistribute", "state", "track",
-    "on_resize",
+    "on_resize", "group",
 )
 
 STATE_VERSION = 2
@@ -111,6 +112,15 @@ def check_on_resize(who: str, function: object) -> Callable[[], object] | None:
     """A function, or None."""
     require(function is None or callable(function), f"{who}: on_resize={function!r} must be a function without arguments.")
     return function
+
+
+def check_group(who: str, group: object) -> object:
+    """A process group of more than one process, or None."""
+    if group is None:
+        return None
+    is_group = dist.is_available() and isinstance(group, dist.ProcessGroup)
+    require(is_group, f"{who}: group={group!r} must be a torch.distributed.ProcessGroup, such as torch.distributed.group.WORLD.")
+    return group if dist.get_world_size(group) > 1 else None
 
 
 def check_model(who: str, model: object, optimizer: object) -> None:

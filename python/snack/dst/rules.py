@@ -147,6 +147,15 @@ def _random_row_scores(layer: SparseLinear, rows: Tensor, context: Context) -> T
 grow_uniform.row_scores = _random_row_scores
 
 
+def _is_large(layer: SparseLinear) -> bool:
+    return layer.out_features * layer.in_features > EXACT_POSITIONS
+
+
+def samples(rule: object, layer: SparseLinear) -> bool:
+    """Whether a grow rule looks at a sample of the layer's positions only."""
+    return isinstance(rule, GradientGrowth) and rule.samples(layer)
+
+
 class GradientGrowth:
     """The k empty positions of largest |dY^T X| (RigL, Evci et al. 2020, algorithm 1); ties: first in slot order.
 
@@ -166,15 +175,19 @@ class GradientGrowth:
         self._announced: set[str] = set()
 
     def __call__(self, layer: SparseLinear, k: int, drop: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        is_large = layer.out_features * layer.in_features > EXACT_POSITIONS
+        is_large = _is_large(layer)
         x, dy = self.operands(context)
-        if self.candidates == "all" or (self.candidates is None and not is_large):
+        if not self.samples(layer):
             return ops.grow_gradient(layer.pattern, x, dy, k, drop)
         wanted = min((self.candidates or CANDIDATES_PER_CONNECTION) * k, context.empty + drop.numel())
         if is_large and context.name not in self._announced:
             self._announced.add(context.name)
             _announce_sampling(layer, wanted, context)
         return _best_of_sample(layer, k, drop, wanted, context.key, x, dy)
+
+    def samples(self, layer: SparseLinear) -> bool:
+        """Whether it looks at a sample of the layer's positions only."""
+        return self.candidates != "all" and (self.candidates is not None or _is_large(layer))
 
     def operands(self, context: Context) -> tuple[Tensor, Tensor]:
         """x (batch, in), dy (batch, out) whose product scores a position."""

@@ -38,10 +38,47 @@ class Job:
     cols: Tensor | None = None
     values: Tensor | float = 0.0
 
+    def apply(self, state: object) -> None:
+        """Make the edit. state: policy for the optimiser states of grown connections."""
+        self.layer.rewire(self.drop, (self.rows, self.cols), self.values, self.context.optimizer, state=state)
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Connections dropped and grown."""
+        return self.drop.numel(), self.grows
+
     @property
     def room(self) -> int:
         """Positions to grow at: empty ones, and those given up."""
         return self.context.empty + self.drop.numel()
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One layer in one update by built-in rules: the choice is made where the layer is, by the operation that makes the edit."""
+
+    name: str
+    layer: SparseLinear
+    context: Context
+    k: int
+    drop_rule: str
+    grow_rule: str
+    operands: tuple[Tensor | None, Tensor | None]
+    values: float
+    result: Tensor | None = None
+
+    def apply(self, state: object) -> None:
+        """Make the edit, without waiting for it."""
+        x, dy = self.operands
+        self.result = self.layer.exchange(
+            self.drop_rule, self.grow_rule, k=self.k, fraction=self.context.fraction, key=self.context.key, x=x, dy=dy, values=self.values,
+            optimizer=self.context.optimizer, state=state,
+        )
+
+    @property
+    def moved(self) -> tuple[Tensor, Tensor]:
+        """Connections moved, and an error, both still on the card."""
+        return self.result, self.result
 
 
 # ---- drop ----

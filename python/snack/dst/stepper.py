@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import SnackError
 from ..nn import SparseLinear
+from ..nn.parallel import group_of, unwrapped
 from . import options, rules, schedules
-from .capture import Recorder
+from .capture import Recorder, Recording, is_capturing
 from .history import Update
+from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
-from .scope import Job, choose_drops, choose_growth, share_growth
+from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
 from .statistics import Tracker
 
 
@@ -57,7 +60,9 @@ class DST:
             (1 - beta1) / sqrt(1 - beta2) learning rates long: 3.16 at (0.9, 0.999); {"exp_avg_sq": "mean"} makes it an ordinary one.
         track: note overlap and exploration in the history, see `Update`; costs O(nnz log nnz) on the CPU an update.
         on_resize: called without arguments after an update that changed the number of connections of a layer, for what holds on to
-            the sizes of parameters (DistributedDataParallel has to be built anew).
+            the sizes of parameters (captured graphs; DistributedDataParallel makes its buckets anew by itself).
+        group: the processes that train this model together, where they average its gradients themselves. Found where it is wrapped in
+            DistributedDataParallel or sharded by fully_shard; then every rank must call `step()`, see `snack.dst.processes`.
         Names used in papers are understood too: zeta and alpha for drop_fraction, delta_t for every.
 
     Attributes:
@@ -95,6 +100,7 @@ class DST:
         state: object = "zero",
         track: bool | None = None,
         on_resize: Callable[[], object] | None = None,
+        group: object = None,
         **aliases: object,
     ):
         who = type(self).__name__
@@ -115,6 +121,7 @@ class DST:
         )
         self._state = options.check_state_policy(who, state)
         self._on_resize = options.check_on_resize(who, on_resize)
+        self._group = options.check_group(who, group)
         self.model, self.optimizer = model, optimizer
         options.check_model(who, model, optimizer)
         options.check_optimizer(who, optimizer, self._trained())
@@ -155,12 +162,31 @@ class DST:
 
     @property
     def armed(self) -> bool:
-        """Whether the coming step is recorded for growth by gradient. `torch.compile` would not see that: run such a step eagerly."""
+        """Whether the coming step is recorded for growth by gradient. Compiled code has a variant of its own for such steps; a captured CUDA
+        graph of an ordinary step cannot serve them: run them eagerly, or replay one that was captured within `recording()`."""
         return bool(self._armed)
 
-    def count_step(self) -> None:
-        """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual."""
-        self._count()
+    def count_step(self, recording: Recording | None = None) -> None:
+        """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual.
+
+        recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it.
+        """
+        self._count(recording)
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Within it every layer behaves as in an armed step, whatever the schedule says. Nothing is counted as an armed step.
+
+        To compile the armed variant before training begins: run forward and backward within it, then zero_grad(). To capture an armed step in
+        a CUDA graph: capture it within, keep the `Recording`, and give it to `count_step` after every replay.
+        """
+        _disarm(self._armed)  # what a rehearsal computes is no gradient of the coming step
+        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if _empty(layer) and layer.nnz} if self._window() else {})
+        try:
+            yield recording
+        finally:
+            recording.remove()
+            self._arm()
 
     def state_dict(self) -> dict[str, object]:
         """Counters, seed and schedule, as plain numbers and strings. Topology and values are in the model's own state dict."""
@@ -198,9 +224,10 @@ class DST:
     def _watch_optimizer(self) -> None:
         me = weakref.ref(self)
 
+        @torch._disable_dynamo  # the counters would be constants of compiled code
         def after_step(optimizer, args, kwargs) -> None:
             stepper = me()
-            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # recorded, not made: what it is called on is replayed later
+            if is_capturing():  # recorded, not made: what it is called on is replayed later
                 return
             if stepper is not None and not _was_skipped(optimizer):
                 stepper._count()
@@ -210,10 +237,12 @@ class DST:
         weakref.finalize(self, handle.remove)
         weakref.finalize(self, _disarm, self._armed)
 
-    def _count(self) -> None:
+    def _count(self, recording: Recording | None = None) -> None:
         self.steps += 1
         if self._armed:
-            self._recorded.insert(0, dict(self._armed))
+            if recording is None and self._window() > 1:
+                recording = Recording(dict(self._armed))  # the next step may fill the same input buffer
+            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot())
             del self._recorded[self._window() :]
         if self.is_update(self.steps):
             self._due = (self.steps, list(self._recorded))
@@ -233,7 +262,7 @@ class DST:
 
     def _trained(self) -> Iterator[tuple[str, int, SparseLinear]]:
         """(name, number, layer) of the layers whose values are trained. Looked up anew, as models get wrapped and changed."""
-        sparse = ((name, module) for name, module in self.model.named_modules() if isinstance(module, SparseLinear))
+        sparse = ((name, module) for name, module in unwrapped(self.model).named_modules() if isinstance(module, SparseLinear))
         return ((name, number, layer) for number, (name, layer) in enumerate(sparse) if layer.values.requires_grad)
 
     # ---- an update ----
@@ -247,8 +276,8 @@ class DST:
         dropped, grown = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
         try:
             for job in jobs:
-                job.layer.rewire(job.drop, (job.rows, job.cols), job.values, self.optimizer, state=self._state)
-                dropped[job.name], grown[job.name] = job.drop.numel(), job.grows
+                job.apply(self._state)
+                dropped[job.name], grown[job.name] = job.moved
         finally:
             nnz = {name: layer.nnz for name, layer in layers.items()}
             overlap, explored = self._tracker.end(layers) if self._tracker else (None, None)
@@ -260,11 +289,34 @@ class DST:
             self._on_resize()
         return record
 
-    def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job]:
-        """What to change in which layers; nothing is changed yet."""
-        jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, recorded))]
+    def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
+        """What to change in which layers, on all processes alike; nothing is changed yet."""
+        layers = {name: layer for name, _, layer in self._trained()}
+        team = Team(self._group or group_of(layers.values()), type(self).__name__)
+        counters = {"optimiser steps": step, "updates": self.updates}
+        pairs = team.share(counters, layers, lambda: self._pairs(step, fraction, recorded))
+        return team.agree(lambda: self._choose(step, fraction, pairs), describe_jobs)[0]
+
+    def _pairs(self, step: int, fraction: float, recorded: list[dict]) -> dict[str, list[Pair | None]]:
+        """x and dY of every recorded step, newest first, of the layers that will look at them."""
+        found: dict[str, list[Pair | None]] = {}
+        for name, _, layer in self._trained() if self._window() else ():
+            try:
+                if self._drops(name, layer, step, fraction):
+                    found[name] = [r[layer].operands() if layer in r else None for r in recorded]
+            except SnackError as error:
+                raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+        return found
+
+    def _choose(self, step: int, fraction: float, pairs: dict[str, list[Pair | None]]) -> list[Job | Exchange]:
+        """The edits of all layers, by the rules."""
+        jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, pairs))]
         if not jobs:
             return []
+        names = self._exchange_rules()
+        if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
+            operands = [self._grow.operands(job.context) if names[1] == "gradient" else (None, None) for job in jobs]
+            return [Exchange(job.name, job.layer, job.context, job.k, *names, pair, self._grow_init) for job, pair in zip(jobs, operands)]
         who = type(self).__name__
         try:
             choose_drops(self._drop, jobs, self._scope, self._checked_drop)
@@ -277,22 +329,25 @@ class DST:
             raise SnackError(f"{who}: {error}") from error
         return jobs
 
-    def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, recorded: list[dict]) -> Job | None:
+    def _exchange_rules(self) -> tuple[str, str] | None:
+        """The rules by the names that `SparseLinear.exchange` knows; None where the update needs lists of slots and positions."""
+        if self._scope != "layer" or self._weight is not None or callable(self._grow_init):
+            return None
+        drop = "magnitude" if self._drop is rules.drop_magnitude else "signed" if self._drop is rules.drop_signed else None
+        by_gradient = type(self._grow) in (rules.GradientGrowth, rules.MomentumGrowth)
+        grow = "uniform" if self._grow is rules.grow_uniform else "gradient" if by_gradient else None
+        return None if drop is None or grow is None else (drop, grow)
+
+    def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, pairs: dict[str, list]) -> Job | None:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
         if not self._takes_part(layer, k):
             return None
-        operands: tuple[tuple[Tensor, Tensor], ...] = ()
-        if self._window():
-            try:
-                found = [r[layer].operands() for r in recorded if layer in r]
-            except SnackError as error:
-                raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
-            operands = tuple(pair for pair in found if pair is not None)
-            if not operands:
-                self._announce_unused(name)
-                return None
+        operands = tuple(pair for pair in pairs.get(name, ()) if pair is not None)
+        if self._window() and not operands:
+            self._announce_unused(name)
+            return None
         key = ops.random_key(self.seed, self.updates, number)
         return Job(name, layer, rules.Context(name, number, step, self.updates, fraction, empty, key, self.optimizer, operands), k)
 
@@ -332,9 +387,9 @@ class DST:
         self._warned.add(name)
         warnings.warn(
             f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
-            "it keeps its connections. If the model is compiled, run that step eagerly: "
-            "with torch.compiler.set_stance('force_eager' if dst.armed else 'default').",
-            stacklevel=6,
+            "it keeps its connections. If that step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to "
+            "dst.count_step().",
+            stacklevel=9,
         )
 
 
@@ -350,6 +405,10 @@ class _naming:
     def __exit__(self, kind, error, trace):
         if isinstance(error, SnackError):
             raise SnackError(f"layer '{self._name}': {error}") from error
+
+
+def _is_on_card(layer: SparseLinear) -> bool:
+    return layer.values.is_cuda
 
 
 def _empty(layer: SparseLinear) -> int:

@@ -80,8 +80,8 @@ def call(op, *args):
 
 # How the C++ layer begins its sentences; everything else is PyTorch's own error and stays what it is.
 _OURS = (
-    "Pattern", "spmm", "sddmm", "fused_grad", "rewire", "select_smallest", "grow_", "unpack", "explain", "cannot ", "slot ", "connection ",
-    "PyTorch's dense", "snack: ",
+    "Pattern", "spmm", "sddmm", "fused_grad", "rewire", "exchange_", "select_smallest", "grow_", "unpack", "explain", "cannot ", "slot ",
+    "connection ", "PyTorch's dense", "snack: ",
 )
 _NO_MEMORY = ": out of memory: "
 

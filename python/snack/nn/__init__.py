@@ -4,11 +4,12 @@ from .convert import densify, sparsify
 from .groups import param_groups
 from .linear import SparseLinear
 from .memory import Summary, summary
-from .persistence import load, read_header, save
+from .parallel import check_topology, topology_hash
+from .persistence import load, read_header, read_patterns, save
 from .report import LayerReport, Report
 from .slot_map import SlotMap
 
 __all__ = [
-    "LayerReport", "Report", "SlotMap", "SparseLinear", "Summary", "densify", "load", "param_groups", "read_header", "save",
-    "sparsify", "summary",
+    "LayerReport", "Report", "SlotMap", "SparseLinear", "Summary", "check_topology", "densify", "load", "param_groups", "read_header",
+    "read_patterns", "save", "sparsify", "summary", "topology_hash",
 ]

@@ -52,10 +52,18 @@ def find_linears(model: nn.Module) -> list[Candidate]:
     return list(found.values())
 
 
-def pruned_weight(layer: nn.Linear) -> tuple[Tensor, Tensor] | None:
-    """(weight, mask) of a layer pruned by torch.nn.utils.prune, else None."""
+def pruned_weight(layer: nn.Linear) -> tuple[nn.Parameter, Tensor] | None:
+    """(parameter, mask) of a layer whose weight is parameter * mask: one of torch.nn.utils.prune or torch.ao.pruning; else None."""
     original, mask = layer._parameters.get("weight_orig"), layer._buffers.get("weight_mask")
-    return None if original is None or mask is None else (original.detach() * mask, mask)
+    if original is not None and mask is not None:
+        return original, mask
+    if not parametrize.is_parametrized(layer) or list(layer.parametrizations) != ["weight"] or len(layer.parametrizations.weight) != 1:
+        return None
+    original, mask = getattr(layer.parametrizations.weight, "original", None), getattr(layer.parametrizations.weight[0], "mask", None)
+    if not isinstance(original, nn.Parameter) or not isinstance(mask, Tensor) or mask.shape != original.shape or original.is_meta:
+        return None
+    # Whatever the class is called: it masks if the weight is the product.
+    return (original, mask) if torch.equal(layer.weight.detach(), original.detach() * mask) else None
 
 
 def note_obstacles(model: nn.Module, candidates: list[Candidate], classes: tuple[type, ...], how: str) -> None:
@@ -73,33 +81,38 @@ def note_obstacles(model: nn.Module, candidates: list[Candidate], classes: tuple
 def _obstacle(layer: nn.Linear, owners: dict[int, set[int]], attention: dict[int, str], classes: tuple[type, ...], how: str) -> str:
     if id(layer) in attention:
         return f"nn.{attention[id(layer)]} reads its weight directly"
-    if parametrize.is_parametrized(layer):
+    pruned = pruned_weight(layer)
+    if pruned is None and parametrize.is_parametrized(layer):
         return "it is parametrized; call torch.nn.utils.parametrize.remove_parametrizations first"
-    if type(layer) not in (nn.Linear, *classes):
-        return f"it is a {type(layer).__name__}, whose own behaviour would be lost; put the class into `include` to convert it"
-    is_pruned = pruned_weight(layer) is not None
-    if is_pruned and how != "nonzero":
-        return "torch.nn.utils.prune has masked it; pass how='nonzero' to take its mask over, or call prune.remove first"
-    if not is_pruned and "weight" not in layer._parameters:
+    kind = parametrize.type_before_parametrizations(layer)
+    if kind not in (nn.Linear, *classes):
+        return f"it is a {kind.__name__}, whose own behaviour would be lost; put the class into `include` to convert it"
+    if pruned is not None and how != "nonzero":
+        return (
+            "its weight is masked by torch.nn.utils.prune or torch.ao.pruning; pass how='nonzero' to take the mask over, or make the "
+            "pruning permanent first (prune.remove, squash_mask)"
+        )
+    if pruned is None and "weight" not in layer._parameters:
         return "its weight is computed from other parameters (weight_norm, spectral_norm); remove that first"
-    if any(len(owners[id(p)]) > 1 for p in layer._parameters.values() if p is not None):
+    parameters = [p for p in (*layer._parameters.values(), pruned and pruned[0]) if p is not None]
+    if any(len(owners[id(p)]) > 1 for p in parameters):
         return "it shares a parameter with another module (tied weights)"
-    for p in layer._parameters.values():
+    for p in parameters:
         if isinstance(p, nn.parameter.UninitializedParameter):
             return "it has no shape yet; run one batch through the model first"
-        if p is not None and p.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        if p.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             return f"its dtype is {str(p.dtype).removeprefix('torch.')}"
-        if p is not None and how != "random" and p.is_meta:
+        if how != "random" and p.is_meta:
             return f"it is on the meta device, where how='{how}' has no numbers to look at or to draw"
     return ""
 
 
-def match_globs(candidates: list[Candidate], globs: Iterable[str], what: str) -> dict[str, list[Candidate]]:
+def match_globs(candidates: list[Candidate], globs: Iterable[str], what: str, who: str) -> dict[str, list[Candidate]]:
     """Candidates that each glob names. Raises: SnackError on a glob that names none."""
     matched = {glob: [c for c in candidates if c.matches(glob)] for glob in globs}
     for glob, hits in matched.items():
         if not hits:
             names = [name for c in candidates for name in c.names]
             listed = ", ".join(repr(name) for name in names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-            raise SnackError(f"sparsify: {what} {glob!r} matches no linear layer; the linear layers are {listed}.")
+            raise SnackError(f"{who}: {what} {glob!r} matches no linear layer; the linear layers are {listed}.")
     return matched

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
 from ..errors import SnackError, require
+from ..formats import Pattern
 from ..formats.pattern import check_sparsity
 from . import fast_path, stale
 from .candidates import Candidate, find_linears, match_globs, note_obstacles, pruned_weight
@@ -21,7 +22,6 @@ from .report import LayerReport, Report
 from .select import DRAWN, check_how, choose, draw_seed
 
 DEFAULT_SPARSITY = 0.9
-_OVERFLOW = -1
 
 _HOOKS = (
     "_forward_hooks",
@@ -58,7 +58,7 @@ def sparsify(
             Mocanu et al. 2018, Evci et al. 2020); a layer whose share is all of its positions stays an nn.Linear.
         how: "random" (uniform positions), "row" (as "random", and all rows have equally many: constant fan-in; a remainder goes to
             the first rows), "magnitude" (largest |weight|), or "nonzero" (what is not zero stays, or the mask
-            of torch.nn.utils.prune; takes no sparsity): for a model that was pruned elsewhere.
+            of torch.nn.utils.prune or torch.ao.pruning; takes no sparsity): for a model that was pruned elsewhere.
         include: what to convert: globs of layer names, classes derived from nn.Linear (default "*": every nn.Linear, no
             derived class; ["*", MyLinear] adds one). exclude: globs of layers that stay dense.
         rescale: multiply the kept weights by sqrt(1 / density), which keeps the variance of the outputs; for a fresh
@@ -73,30 +73,52 @@ def sparsify(
     """
     _check_arguments(model, sparsity, distribution, how)
     candidates = find_linears(model)
-    _require_some(model, candidates)
+    require_some(model, candidates, "sparsify")
     fractions = _fractions(candidates, sparsity)
-    reasons = _select(model, candidates, include, exclude, fractions, how)
-    report = {id(c): LayerReport(c.title, c.shape, "skipped", math.prod(c.shape), reasons.get(id(c), "")) for c in candidates}
+    reasons = select_layers(model, candidates, include, exclude, how, "sparsify", fractions)
+    jobs = _counts(candidates, fractions, reasons, distribution, how)
+    model = convert_layers(model, candidates, reasons, jobs, how, how in DRAWN if rescale is None else rescale, generator)
+    warn_left_dense(candidates, reasons, "snack.sparsify")
+    return model
 
-    # Every new layer is made before the model is touched.
+
+Job = int | Tensor | tuple[Pattern, Tensor] | str | None
+"""What becomes of a layer: so many connections; those of a mask (out, in); a pattern and its values; None: what is not zero;
+a sentence: it stays dense, for that reason."""
+
+
+def convert_layers(
+    model: nn.Module,
+    candidates: list[Candidate],
+    reasons: dict[int, str],
+    jobs: Iterable[tuple[Candidate, Job]],
+    how: str = "magnitude",
+    rescale: bool = False,
+    generator: torch.Generator | None = None,
+    who: str = "snack.sparsify",
+) -> nn.Module:
+    """Carry out the jobs and return the model with its `sparsify_report`; `reasons` of the candidates without a job stand there too.
+
+    Every new layer is made before the model is touched.
+    """
+    report = {id(c): LayerReport(c.title, c.shape, "skipped", math.prod(c.shape), reasons.get(id(c), "")) for c in candidates}
     pending: list[tuple[Candidate, SparseLinear]] = []
-    for candidate, count in _counts(candidates, fractions, reasons, distribution, how):
+    for candidate, job in jobs:
         entry = report[id(candidate)]
-        if count == _OVERFLOW:
-            entry.status, entry.reason = "kept dense", f"its share by '{distribution}' is every position"
+        if isinstance(job, str):
+            entry.status, entry.reason = "kept dense", job
             continue
-        layer = _convert(candidate.layer, count, how, how in DRAWN if rescale is None else rescale, generator)
+        layer = _convert(candidate.layer, job, how, rescale, generator)
         entry.status, entry.nnz = "converted", layer.nnz
         entry.reason = "" if layer.nnz else "it has no connections left; only its bias acts"
         pending.append((candidate, layer))
 
     for candidate, layer in pending:
-        _take_hooks(candidate.layer, layer)
-        model = _replace(model, candidate.places, layer)
-    stale.mark_replaced([(p, c.title) for c, layer in pending for p in _given_up(c.layer, layer)], "snack.sparsify")
+        take_hooks(candidate.layer, layer)
+        model = replace(model, candidate.places, layer)
+    stale.mark_replaced([(p, c.title) for c, layer in pending for p in _given_up(c.layer, layer)], who)
     fast_path.update(model)
     model.sparsify_report = Report(list(report.values()))
-    _warn([c for c in candidates if c.obstacle and reasons[id(c)] == c.obstacle])
     return model
 
 
@@ -110,17 +132,18 @@ def _check_arguments(model: object, sparsity: object, distribution: object, how:
     )
 
 
-def _require_some(model: nn.Module, candidates: list[Candidate]) -> None:
+def require_some(model: nn.Module, candidates: list[Candidate], who: str) -> None:
+    """SnackError unless there is an nn.Linear."""
     if not candidates:
         has_sparse = any(isinstance(module, SparseLinear) for module in model.modules())
         why = "; its layers are sparse already." if has_sparse else "."
-        raise SnackError(f"sparsify: {type(model).__name__} holds no nn.Linear to convert{why}")
+        raise SnackError(f"{who}: {type(model).__name__} holds no nn.Linear to convert{why}")
 
 
 def _counts(
     candidates: list[Candidate], fractions: dict[str, float], reasons: dict[int, str], distribution: str, how: str
-) -> Iterator[tuple[Candidate, int | None]]:
-    """(layer, its connections) of every layer to convert; None: those that are not zero, `_OVERFLOW`: it stays dense."""
+) -> Iterator[tuple[Candidate, Job]]:
+    """What becomes of every layer that can be converted."""
     groups: dict[str, list[Candidate]] = {glob: [] for glob in fractions}
     for c in candidates:
         if id(c) not in reasons:
@@ -130,17 +153,19 @@ def _counts(
             yield from ((c, None) for c in members)
             continue
         counts, overflows = allocate([c.shape for c in members], fractions[glob], distribution)
-        yield from zip(members, (_OVERFLOW if over else count for count, over in zip(counts, overflows)))
+        full = f"its share by '{distribution}' is every position"
+        yield from zip(members, (full if over else count for count, over in zip(counts, overflows)))
 
 
-def _warn(left_dense: list[Candidate]) -> None:
-    """Name the layers that were asked for and could not be converted, by reason."""
+def warn_left_dense(candidates: list[Candidate], reasons: dict[int, str], who: str, stacklevel: int = 3) -> None:
+    """Name the layers that were asked for and could not be converted, by reason; the warning stands `stacklevel` calls up."""
     names: dict[str, list[str]] = {}
-    for c in left_dense:
-        names.setdefault(c.obstacle, []).append(f"'{c.title}'")
+    for c in candidates:
+        if c.obstacle and reasons[id(c)] == c.obstacle:
+            names.setdefault(c.obstacle, []).append(f"'{c.title}'")
     if names:
         listed = "; ".join(f"{', '.join(titles)}: {obstacle}" for obstacle, titles in names.items())
-        warnings.warn(f"snack.sparsify left dense {listed}. Name them in `exclude` to silence this.", stacklevel=3)
+        warnings.warn(f"{who} left dense {listed}. Name them in `exclude` to silence this.", stacklevel=stacklevel)
 
 
 def _as_list(globs: object) -> list:
@@ -152,14 +177,14 @@ def _fractions(candidates: list[Candidate], sparsity: float | Mapping[str, float
     if not isinstance(sparsity, Mapping):
         return {"*": check_sparsity(DEFAULT_SPARSITY if sparsity is None else sparsity, "sparsify")}
     require(len(sparsity) > 0, "sparsify: sparsity is an empty mapping; give {glob of layer names: fraction}.")
-    match_globs(candidates, sparsity, "sparsity")
+    match_globs(candidates, sparsity, "sparsity", "sparsify")
     return {glob: check_sparsity(fraction, f"sparsify: {glob!r}") for glob, fraction in sparsity.items()}
 
 
-def _select(
-    model: nn.Module, candidates: list[Candidate], include: object, exclude: object, fractions: dict[str, float], how: str
+def select_layers(
+    model: nn.Module, candidates: list[Candidate], include: object, exclude: object, how: str, who: str, fractions: Iterable[str] = ("*",)
 ) -> dict[int, str]:
-    """{id of candidate: reason} of those that stay dense."""
+    """{id of candidate: reason} of those that stay dense: by include, exclude, the globs of `fractions`, or an obstacle."""
     wanted = ["*"] if include is None else _as_list(include)
     unwanted = _as_list(exclude)
     classes = tuple(item for item in wanted if isinstance(item, type))
@@ -167,15 +192,15 @@ def _select(
     for item in wanted:
         is_class = isinstance(item, type) and issubclass(item, nn.Linear)
         require(
-            isinstance(item, str) or is_class, f"sparsify: {item!r} in include is neither a glob of layer names nor a class of nn.Linear."
+            isinstance(item, str) or is_class, f"{who}: {item!r} in include is neither a glob of layer names nor a class of nn.Linear."
         )
     for item in unwanted:
         require(
             isinstance(item, str),
-            f"sparsify: {item!r} in exclude is not a glob of layer names; a derived class stays dense unless included.",
+            f"{who}: {item!r} in exclude is not a glob of layer names; a derived class stays dense unless included.",
         )
-    match_globs(candidates, globs, "include")
-    match_globs(candidates, unwanted, "exclude")
+    match_globs(candidates, globs, "include", who)
+    match_globs(candidates, unwanted, "exclude", who)
     note_obstacles(model, candidates, classes, how)
     reasons = {}
     for c in candidates:
@@ -191,21 +216,25 @@ def _select(
 
 
 @torch.no_grad()
-def _convert(dense: nn.Linear, count: int | None, how: str, rescale: bool, generator: torch.Generator | None) -> SparseLinear:
-    """A sparse layer of `count` connections (None: those that are not zero); takes the bias Parameter itself over."""
+def _convert(dense: nn.Linear, job: Job, how: str, rescale: bool, generator: torch.Generator | None) -> SparseLinear:
+    """The sparse layer of a job; takes the bias Parameter itself over."""
     pruned = pruned_weight(dense)
-    weight, mask = pruned if pruned is not None else (dense.weight.detach(), None)
+    original, mask = pruned if pruned is not None else (dense.weight, None)
+    weight = original.detach() if mask is None else original.detach() * mask
+    mask = job if isinstance(job, Tensor) else mask
     shape, seed = (dense.out_features, dense.in_features), 0
-    if weight.is_meta:
+    if isinstance(job, tuple):
+        pattern, values = job[0].to(weight.device), job[1].to(weight)
+    elif weight.is_meta:
         seed = draw_seed(generator)
-        pattern, values = meta_pattern(shape, count), torch.empty(count, dtype=weight.dtype, device="meta")
+        pattern, values = meta_pattern(shape, job), torch.empty(job, dtype=weight.dtype, device="meta")
     else:
-        pattern, values = choose(weight, None, mask, how, generator, count)
+        pattern, values = choose(weight, None, mask, how, generator, job if isinstance(job, int) else None)
     if rescale and values.numel():
         values = values * math.sqrt(weight.numel() / values.numel())
     layer = SparseLinear.__new__(SparseLinear)
     layer._setup(pattern, values, None, seed)
-    layer.values.requires_grad_(dict(dense.named_parameters(recurse=False))["weight" if pruned is None else "weight_orig"].requires_grad)
+    layer.values.requires_grad_(original.requires_grad)
     bias = dense._parameters.get("bias")
     if bias is None and dense.bias is not None:  # pruned too: a plain tensor computed from bias_orig and bias_mask
         bias = nn.Parameter(dense.bias.detach().clone(), requires_grad=dense._parameters["bias_orig"].requires_grad)
@@ -213,7 +242,7 @@ def _convert(dense: nn.Linear, count: int | None, how: str, rescale: bool, gener
     return layer.train(dense.training)
 
 
-def _take_hooks(old: nn.Module, new: nn.Module) -> None:
+def take_hooks(old: nn.Module, new: nn.Module) -> None:
     """The user's hooks go along, and their handles still remove them; those of torch.nn.utils.prune stay behind."""
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
@@ -227,7 +256,23 @@ def _given_up(old: nn.Module, new: nn.Module) -> list[nn.Parameter]:
     return [p for p in old.parameters() if id(p) not in kept]
 
 
-def _replace(model: nn.Module, places: list[tuple[nn.Module | None, str]], layer: nn.Module) -> nn.Module:
+Places = list[tuple[nn.Module | None, str]]
+"""(parent, key in it) of every place of a module; the parent None: it is the model itself."""
+
+
+def find_places(model: nn.Module, is_wanted: Callable[[nn.Module | None], bool]) -> list[tuple[nn.Module, str, Places]]:
+    """(module, its first name, its places) of every module that is wanted, once."""
+    found: dict[int, tuple[nn.Module, str, Places]] = {}
+    if is_wanted(model):
+        found[id(model)] = (model, "(model)", [(None, "")])
+    for prefix, parent in model.named_modules():
+        for key, child in parent._modules.items():
+            if is_wanted(child):
+                found.setdefault(id(child), (child, f"{prefix}.{key}".lstrip("."), []))[2].append((parent, key))
+    return list(found.values())
+
+
+def replace(model: nn.Module, places: Places, layer: nn.Module) -> nn.Module:
     """Put `layer` into every place; returns the model, which is `layer` where the place is the model itself."""
     for parent, key in places:
         if parent is None:
@@ -244,19 +289,13 @@ def densify(model: nn.Module) -> nn.Module:
     Memory grows to out * in entries a layer. Build the optimiser afterwards. A model without SparseLinear is returned as is.
     """
     require(isinstance(model, nn.Module), f"densify: expected an nn.Module, got {type(model).__name__}.")
-    places: dict[int, tuple[SparseLinear, str, list]] = {}
-    if isinstance(model, SparseLinear):
-        places[id(model)] = (model, "(model)", [(None, "")])
-    for prefix, parent in model.named_modules():
-        for key, child in parent._modules.items():
-            if isinstance(child, SparseLinear):
-                places.setdefault(id(child), (child, f"{prefix}.{key}".lstrip("."), []))[2].append((parent, key))
-    pending = [(sparse, sparse.to_dense(), name, where) for sparse, name, where in places.values()]
+    found = find_places(model, lambda module: isinstance(module, SparseLinear))
+    pending = [(sparse, sparse.to_dense(), name, places) for sparse, name, places in found]
     replaced = []
-    for sparse, dense, name, where in pending:
+    for sparse, dense, name, places in pending:
         dense.bias = sparse.bias
-        _take_hooks(sparse, dense)
-        model = _replace(model, where, dense)
+        take_hooks(sparse, dense)
+        model = replace(model, places, dense)
         replaced.append((sparse.values, name))
     stale.mark_replaced(replaced, "snack.densify")
     fast_path.update(model)

@@ -12,6 +12,7 @@ from ..errors import SnackError, SnackMemoryError, require
 from ..formats import Pattern, from_coo, to_coo, to_dense, to_torch_csr
 from ..formats.pattern import SLOT_ORDER, call, check_shape, check_sparsity
 from ..ops.products import KERNELS, REGIMES, linear, regime_code
+from ..ops.recorded import linear_recorded
 from . import state as layer_state
 from .select import choose, draw_seed
 from .slot_map import SlotMap
@@ -50,6 +51,7 @@ class SparseLinear(nn.Module):
     bias: nn.Parameter | None
     index: Tensor
     tile_ptr: Tensor
+    _recorder = None  # who wants to see x and y of the coming passes, see snack.dst.capture
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class SparseLinear(nn.Module):
             raise SnackError(f"SparseLinear: values are {values.dtype}, expected a floating dtype.")
         self.out_features, self.in_features = pattern.shape
         self._seed = seed  # of the topology; used when a meta layer gets memory
+        self._recorder = None  # in every layer's own dictionary, so that compiled code sees two states of it and not three
         self.values = nn.Parameter(values)
         if bias is True:
             bias = torch.empty(self.out_features, device=values.device, dtype=values.dtype)
@@ -197,7 +200,13 @@ class SparseLinear(nn.Module):
         # In a data-parallel replica, or where something is parametrised, they are plain attributes.
         values = parameters["values"] if "values" in parameters else self.values
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        return linear("SparseLinear", buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features, 0)
+        recorder = self._recorder
+        if recorder is not None and torch.compiler.is_compiling():
+            return linear_recorded(buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features)
+        y = linear("SparseLinear", buffers["index"], buffers["tile_ptr"], values, x, bias, self.out_features, self.in_features, 0)
+        if recorder is not None:
+            recorder.watch(x, y)
+        return y
 
     def to_dense(self) -> nn.Linear:
         """An nn.Linear with the same function; its weight holds out * in entries."""
@@ -236,7 +245,7 @@ class SparseLinear(nn.Module):
         card = call(torch.ops.snack.cuda_capability, self.values.device.index)
         costs = _costs.text_of(card)
         plans = {name: call(torch.ops.snack.explain_cuda, code, *problem(name), *card, costs) for code, name in enumerate(_PRODUCTS)}
-        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the CPU, through copies"}
+        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the card"}
 
     @torch.no_grad()
     def rewire(
@@ -279,6 +288,34 @@ class SparseLinear(nn.Module):
             reason = str(error).splitlines()[0]
             raise SnackMemoryError(f"rewire: out of memory: the layer and the optimiser are as they were: {reason}") from None
         return slot_map
+
+    @torch.no_grad()
+    def exchange(
+        self,
+        drop: str = "magnitude",
+        grow: str = "uniform",
+        *,
+        k: int,
+        fraction: float = 0.0,
+        key: int = 0,
+        x: Tensor | None = None,
+        dy: Tensor | None = None,
+        values: float = 0.0,
+        optimizer: torch.optim.Optimizer | None = None,
+        state: object = "zero",
+    ) -> Tensor:
+        """Replace connections by the built-in rules in one operation: choice, growth and `rewire` together, and on a card without waiting.
+
+        drop, grow, k, fraction, key, x, dy: as in `snack.ops.exchange_`. values: of grown connections. optimizer, state: as in `rewire`.
+
+        Returns: int64 (2,) on the layer's device: connections moved, and an error, see `snack.ops.exchange_`.
+        Raises: SnackError; the layer is then as it was. SnackMemoryError, likewise.
+        """
+        layer_state.check_state_policy(state)
+        rules = {"drop": drop, "grow": grow, "k": k, "fraction": fraction, "key": key, "x": x, "dy": dy}
+        moved = layer_state.exchange(self, rules, values, optimizer, state)
+        require(moved is not None, "exchange: more than 15 tensors belong to the connections, or one is not contiguous; use rewire.")
+        return moved
 
     def _apply(self, fn, recurse: bool = True):
         was_meta = self.index.is_meta

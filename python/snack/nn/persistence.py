@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SnackError, require
+from ..formats import Pattern
 from . import state
 from .linear import SparseLinear
 
 FILE_VERSION = "1"
-_RESERVED = ("format", "snack", "snack.shared")
+TRAINING = "snack.training"
+"""Header key of files that hold a whole training (snack.save_training), and the folder of what is not the model there."""
+_RESERVED = ("format", "snack", "snack.shared", TRAINING)
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -70,35 +73,46 @@ def save(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, objec
     metadata: kept in the header as strings; `read_header` gives it back.
     Raises: SnackError when safetensors is missing, an entry is not a tensor with numbers, or the file cannot be written.
     """
-    library = _safetensors()
-    path = Path(path)
+    _safetensors()
+    entries = entries_of(model)
+    header = {str(key): str(value) for key, value in (metadata or {}).items()}
+    for key in _RESERVED:
+        require(key not in header, f"save: metadata key {key!r} is used by the file format itself; choose another.")
+    write(Path(path), entries, header)
+
+
+def entries_of(model: nn.Module, who: str = "save") -> dict[str, Tensor]:
+    """The model's state dict. Raises: SnackError where an entry is not a tensor with numbers."""
     entries = model.state_dict()
     for name, entry in entries.items():
         require(
             isinstance(entry, Tensor),
-            f"save: '{name}' is a {type(entry).__name__}, and a safetensors file holds tensors only; remove it from the state.",
+            f"{who}: '{name}' is a {type(entry).__name__}, and a safetensors file holds tensors only; remove it from the state.",
         )
         require(
             not entry.is_meta,
-            f"save: '{name}' is on the meta device and has no numbers; give the model memory with to_empty and load or initialise it.",
+            f"{who}: '{name}' is on the meta device and has no numbers; give the model memory with to_empty and load or initialise it.",
         )
     for layer_name, layer in model.named_modules():
         require(
             not (isinstance(layer, SparseLinear) and layer.index.is_meta),
-            f"save: layer '{layer_name}' is on the meta device and has no topology yet.",
+            f"{who}: layer '{layer_name}' is on the meta device and has no topology yet.",
         )
-    header = {str(key): str(value) for key, value in (metadata or {}).items()}
-    for key in _RESERVED:
-        require(key not in header, f"save: metadata key {key!r} is used by the file format itself; choose another.")
+    return entries
+
+
+def write(path: Path, entries: dict[str, Tensor], header: dict[str, str], who: str = "save") -> None:
+    """A whole file, or none: it is written under another name first, and then takes the place of the old one."""
+    library = _safetensors()
     stored, shared = _split_shared(entries)
-    header |= {"format": "pt", "snack": FILE_VERSION} | ({"snack.shared": json.dumps(shared)} if shared else {})
+    header = header | {"format": "pt", "snack": FILE_VERSION} | ({"snack.shared": json.dumps(shared)} if shared else {})
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         library.torch.save_file(stored, str(scratch), metadata=header)
         os.chmod(scratch, _mode(path))
         os.replace(scratch, path)
     except (OSError, library.SafetensorError) as error:
-        raise SnackError(f"save: {path} cannot be written: {error}") from None
+        raise SnackError(f"{who}: {path} cannot be written: {error}") from None
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -127,12 +141,18 @@ def _shared_names(metadata: dict[str, str], names: set[str], path: Path) -> dict
 
 
 def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
-    """{name: tensor} of a file, shared ones under all their names. Raises: SnackError on an unreadable file."""
+    """{name: tensor} of the model in a file, shared ones under all their names. Raises: SnackError on an unreadable file."""
+    return {name: tensor for name, tensor in read(path)[0].items() if not name.startswith(f"{TRAINING}/")}
+
+
+def read(path: str | os.PathLike, who: str = "load") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(everything in a file, its header)."""
     path = Path(path)
-    with _open(path, "load") as file:
+    with _open(path, who) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-        shared = _shared_names(file.metadata() or {}, set(tensors), path)
-    return tensors | {name: tensors[stored] for name, stored in shared.items()}
+        header = dict(file.metadata() or {})
+        shared = _shared_names(header, set(tensors), path)
+    return tensors | {name: tensors[stored] for name, stored in shared.items()}, header
 
 
 def load(path: str | os.PathLike, like: nn.Module) -> nn.Module:
@@ -145,20 +165,29 @@ def load(path: str | os.PathLike, like: nn.Module) -> nn.Module:
     Raises: SnackError, naming the first few problems.
     """
     require(isinstance(like, nn.Module), f"load: like is a {type(like).__name__}, expected the model to load into.")
-    tensors = read_tensors(path)
-    parsed, problems = _check(like, tensors)
-    if problems:
-        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise SnackError(f"load: {path} does not fit the model, which is unchanged: {'; '.join(problems[:4])}{more}")
+    return load_tensors(like, read_tensors(path), f"load: {path}")
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:
+    """`load` from {name: tensor} instead of a file; `what` names them in errors."""
+    parsed, problems = check(model, tensors)
+    complain(problems, what)
     try:
         with state.prepared(parsed):
-            like.load_state_dict(tensors)
+            model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise SnackError(f"load: {path} does not fit the model: {error}") from None
-    return like
+        raise SnackError(f"{what} does not fit the model: {error}") from None
+    return model
 
 
-def _check(model: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[str, state.Parsed], list[str]]:
+def complain(problems: list[str], what: str) -> None:
+    """SnackError with the first few problems, if there are any."""
+    if problems:
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise SnackError(f"{what} does not fit the model, which is unchanged: {'; '.join(problems[:4])}{more}")
+
+
+def check(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, state.Parsed], list[str]]:
     """({prefix: parsed entries of a sparse layer}, problems)."""
     parsed: dict[str, state.Parsed] = {}
     problems: list[str] = []
@@ -215,11 +244,32 @@ def read_header(path: str | os.PathLike) -> dict:
             for extent in shape:
                 count *= extent
             tensors.append({"name": name, "dtype": dtype, "shape": shape, "bytes": count * _ITEM_BYTES.get(dtype, 1)})
+        metadata = dict(file.metadata() or {})
         by_name = {t["name"]: t for t in tensors}
+        by_name |= {name: by_name[stored] for name, stored in _shared_names(metadata, set(by_name), path).items()}
         prefixes = [n.removesuffix("slot_order") for n in by_name if n.split(".")[-1] == "slot_order"]
         layers = [_layer_header(file, prefix, by_name, path) for prefix in prefixes]
-        metadata = dict(file.metadata() or {})
     return {"path": str(path), "file_bytes": path.stat().st_size, "metadata": metadata, "tensors": tensors, "layers": layers}
+
+
+def read_patterns(path: str | os.PathLike) -> dict[str, Pattern]:
+    """{name: pattern} of the sparse layers of a file, without the model's code; by name, numbers in their order (9 before 10).
+
+    A layer that is the whole model is '(model)'. Values are not read. Raises: SnackError on an unreadable file, or on a damaged layer.
+    """
+    names = [layer["name"] for layer in read_header(path)["layers"]]
+    names.sort(key=lambda name: [(part.isdecimal(), int(part) if part.isdecimal() else part) for part in name.split(".")])
+    path, patterns = Path(path), {}
+    with _open(path, "load") as file:
+        shared = _shared_names(file.metadata() or {}, set(file.keys()), path)
+        for name in names:
+            keys = [key if name == "(model)" else f"{name}.{key}" for key in ("rows", "cols", "shape")]
+            rows, cols, shape = (file.get_tensor(shared.get(key, key)) for key in keys)
+            try:
+                patterns[name] = Pattern(rows, cols, shape.tolist())
+            except SnackError as error:
+                raise SnackError(f"load: layer '{name}' of {path} is damaged: {error}") from None
+    return patterns
 
 
 def _layer_header(file, prefix: str, by_name: dict[str, dict], path: Path) -> dict:
@@ -227,10 +277,10 @@ def _layer_header(file, prefix: str, by_name: dict[str, dict], path: Path) -> di
     is_whole = all(parts) and by_name[prefix + "shape"]["shape"] == (2,) and len(by_name[prefix + "values"]["shape"]) == 1
     name = prefix.rstrip(".") or "(model)"
     require(is_whole, f"inspect: layer '{name}' of {path} is damaged: a sparse layer has values, rows, cols and a shape of two integers.")
-    out, in_ = (int(extent) for extent in file.get_tensor(prefix + "shape").tolist())
+    out, in_ = (int(extent) for extent in file.get_tensor(by_name[prefix + "shape"]["name"]).tolist())
     nnz = by_name[prefix + "values"]["shape"][0]
     for key, extent in (("rows", out), ("cols", in_)):
-        listed = file.get_tensor(prefix + key)
+        listed = file.get_tensor(by_name[prefix + key]["name"])
         is_sound = listed.shape == (nnz,) and (nnz == 0 or (int(listed.min()) >= 0 and int(listed.max()) < extent))
         require(is_sound, f"inspect: layer '{name}' of {path} is damaged: its {key} are not {nnz} integers from 0 to {extent - 1}.")
     positions = out * in_

@@ -12,19 +12,36 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..formats import SLOT_ORDER, Pattern, from_coo, from_dense
-from ..ops.deferred import is_pending
+from ..ops.deferred import DeferredGradient, is_pending
+from ..ops.edits import exchange_
 from .optimizer_state import check_state_policy, fill_of, forget_vectors, per_slot
+from .reducer import note_resize
 
 if TYPE_CHECKING:
     from .linear import SparseLinear
     from .slot_map import SlotMap
 
-__all__ = ["KEYS", "TOPOLOGY_KEYS", "Parsed", "carry", "check_state_policy", "load", "note_change", "parse", "prepared", "save"]
+__all__ = ["KEYS", "TOPOLOGY_KEYS", "Parsed", "carry", "check_state_policy", "exchange", "load", "note_change", "parse", "prepared", "save"]
+
+_MOST_CARRIED = 16  # tensors that exchange_ takes
 
 
 def note_change(layer: SparseLinear) -> None:
     """Let a backward pass that was prepared on the old topology fail like any other one whose tensors were overwritten."""
     torch.autograd.graph.increment_version(layer.index)
+
+
+def _replace_values(layer: SparseLinear, values: Tensor) -> None:
+    """Give the Parameter memory of another length. Its gradient goes.
+
+    As long as an older loss lives, so does the node that adds gradients to the Parameter, and it knows the old length. PyTorch drops that
+    node when the dtype changes; so the Parameter passes through another dtype, empty.
+    """
+    parameter = layer.values
+    parameter.grad = None
+    parameter.data = values.new_empty(0, dtype=torch.float32 if values.dtype == torch.float64 else torch.float64)
+    parameter.data = values
+    note_resize(layer)
 
 
 def carry(
@@ -61,8 +78,7 @@ def carry(
         return
     note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
-    layer.values.grad = None  # a gradient of another length cannot stay while .data changes
-    layer.values.data = values
+    _replace_values(layer, values)
     layer.values.grad = grad
     for slot, new in zip(states, moved):
         if slot.place is not None:
@@ -70,6 +86,33 @@ def carry(
             container[key] = new
     if optimizer is not None:
         forget_vectors(optimizer)
+
+
+def exchange(
+    layer: SparseLinear, rules: dict[str, object], fill: float, optimizer: torch.optim.Optimizer | None, policy: object = "zero"
+) -> Tensor | None:
+    """`ops.exchange_` of the layer's pattern with everything that belongs to its connections; None where some of it is not contiguous.
+
+    rules: drop, fraction, k, grow, key, dy, x, as there. fill: value of grown connections.
+    """
+    states = per_slot(layer, optimizer)
+    gradient = layer.values.grad
+    if is_pending(gradient) and gradient.operands.used:
+        gradient = layer.values.grad = None
+    if type(gradient) is DeferredGradient:
+        gradient = gradient.operands.gradient(gradient)
+    carried = [layer.values.data, *([] if gradient is None else [gradient]), *(slot.tensor for slot in states)]
+    if len(carried) > _MOST_CARRIED or not all(tensor.is_contiguous() for tensor in carried):
+        return None
+    fills = torch.zeros(len(carried), device=layer.values.device)
+    fills[0].fill_(fill)
+    for place, slot in zip(fills[len(carried) - len(states) :], states):
+        start = fill_of(policy, slot.key, slot.tensor)
+        place.copy_(start) if isinstance(start, Tensor) else place.fill_(start)
+    moved = exchange_(layer.pattern, carried, fills, **rules)
+    # Changed behind autograd's back: a backward pass that was prepared before has to notice.
+    torch.autograd.graph.increment_version([layer.index, layer.tile_ptr, *carried])
+    return moved
 
 
 # ---- state dicts: values, rows, cols (int32), shape, slot_order, bias ----
@@ -212,8 +255,7 @@ def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) ->
     if layer.values.is_meta or assign:
         layer.values = torch.nn.Parameter(values, requires_grad=layer.values.requires_grad)
     else:
-        layer.values.grad = None  # its length is no longer that of the values
-        layer.values.data = values
+        _replace_values(layer, values)
 
 
 @torch.no_grad()

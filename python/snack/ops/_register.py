@@ -4,7 +4,7 @@ The three products are closed under differentiation, so any order of derivative 
     spmm(v, x) = x W^T + b     d/dx = spmm_t(v, dy)    d/dv = sddmm(dy, x)    d/db = sum dy
     spmm_t(v, dy) = dy W       d/ddy = spmm(v, g)      d/dv = sddmm(dy, g)
     sddmm(dy, x)               d/ddy = spmm(g, x)      d/dx = spmm_t(g, dy)
-sddmm_update changes its arguments and has no derivative.
+sddmm_update and exchange_ change their arguments and have no derivative.
 """
 
 from __future__ import annotations
@@ -77,19 +77,26 @@ def _(index, tile_ptr, drop, dy, x, k, out_features, in_features):
     return index.new_empty((k,), dtype=torch.int64), index.new_empty((k,), dtype=torch.int64)
 
 
-def _spmm_context(ctx, inputs, output):
+@torch.library.register_fake("snack::exchange_")
+def _(index, tile_ptr, carried, fills, drop_rule, fraction, k, grow_rule, key, dy, x, out_features, in_features):
+    return index.new_empty((2,), dtype=torch.int64)
+
+
+def spmm_context(ctx, inputs, output):
+    """What the backward pass of spmm needs."""
     index, tile_ptr, values, x, bias, ctx.out, ctx.in_, ctx.regime = inputs
     ctx.has_bias = bias is not None
     ctx.save_for_backward(index, tile_ptr, values, x)
 
 
-def _spmm_backward(ctx, dy):
+def spmm_backward(ctx, dy, sddmm=_ops.sddmm):
+    """Gradients of values, x and bias; `sddmm` computes that of the values."""
     index, tile_ptr, values, x = ctx.saved_tensors
     _, _, needs_values, needs_x, needs_bias, *_ = ctx.needs_input_grad
     tail = (ctx.out, ctx.in_, ctx.regime)
     dbias = dy.sum(0) if ctx.has_bias and needs_bias else None
     dx = _ops.spmm_t(index, tile_ptr, values, dy, *tail) if needs_x else None
-    dvalues = _ops.sddmm(index, tile_ptr, dy, x, *tail) if needs_values else None  # last, as in _eager
+    dvalues = sddmm(index, tile_ptr, dy, x, *tail) if needs_values else None  # last, as in _eager
     return None, None, dvalues, dx, dbias, None, None, None
 
 
@@ -107,12 +114,14 @@ def _spmm_t_backward(ctx, g):
     return None, None, dvalues, ddy, None, None, None
 
 
-def _sddmm_context(ctx, inputs, output):
+def sddmm_context(ctx, inputs, output):
+    """What the backward pass of sddmm needs."""
     index, tile_ptr, dy, x, ctx.out, ctx.in_, ctx.regime = inputs
     ctx.save_for_backward(index, tile_ptr, dy, x)
 
 
-def _sddmm_backward(ctx, g):
+def sddmm_backward(ctx, g):
+    """Gradients of dy and x."""
     index, tile_ptr, dy, x = ctx.saved_tensors
     _, _, needs_dy, needs_x, *_ = ctx.needs_input_grad
     tail = (ctx.out, ctx.in_, ctx.regime)
@@ -122,13 +131,13 @@ def _sddmm_backward(ctx, g):
     return None, None, ddy, dx, None, None, None
 
 
-torch.library.register_autograd("snack::spmm", _spmm_backward, setup_context=_spmm_context)
+torch.library.register_autograd("snack::spmm", spmm_backward, setup_context=spmm_context)
 torch.library.register_autograd("snack::spmm_t", _spmm_t_backward, setup_context=_spmm_t_context)
-torch.library.register_autograd("snack::sddmm", _sddmm_backward, setup_context=_sddmm_context)
+torch.library.register_autograd("snack::sddmm", sddmm_backward, setup_context=sddmm_context)
 
 
-def _register_autocast(device: str, key: str) -> torch.library.Library:
-    """Under autocast the products run in autocast's dtype, as nn.Linear does; sums stay in float32 inside the kernels."""
+def register_autocast(device: str, key: str, names: tuple[str, ...]) -> torch.library.Library:
+    """Under autocast these products run in autocast's dtype, as nn.Linear does; sums stay in float32 inside the kernels."""
     library = torch.library.Library("snack", "IMPL", key)
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
@@ -143,12 +152,13 @@ def _register_autocast(device: str, key: str) -> torch.library.Library:
 
         return run
 
-    for name in ("spmm", "spmm_t", "sddmm"):
+    for name in names:
         library.impl(name, cast_inputs(getattr(_ops, name)))
     return library
 
 
-_autocast = [_register_autocast("cpu", "AutocastCPU"), _register_autocast("cuda", "AutocastCUDA")]
+AUTOCAST = (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA"))
+_autocast = [register_autocast(*device, ("spmm", "spmm_t", "sddmm")) for device in AUTOCAST]
 
 
 def _register_copies() -> torch.library.Library:
@@ -171,5 +181,17 @@ def _register_copies() -> torch.library.Library:
     return library
 
 
+def _exchange_through_the_cpu(index, tile_ptr, carried, fills, drop_rule, fraction, k, grow_rule, key, dy, x, out_features, in_features):
+    on_cards = [index, tile_ptr, *carried]
+    on_cpu = [t.cpu() for t in on_cards]
+    operands = [t if t is None else t.cpu() for t in (dy, x)]
+    rules = (drop_rule, fraction, k, grow_rule, key)
+    result = _ops.exchange_(*on_cpu[:2], on_cpu[2:], fills.cpu(), *rules, *operands, out_features, in_features)
+    for there, here in zip(on_cards, on_cpu, strict=True):
+        there.copy_(here)
+    return result.to(index.device)
+
+
 ON_THE_CPU = ("select_smallest", "grow_uniform", "grow_gradient", "pack", "unpack")
 _copies = _register_copies()
+_copies.impl("exchange_", _exchange_through_the_cpu)

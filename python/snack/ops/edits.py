@@ -8,6 +8,8 @@ version, through copies of what it reads, and its results are put where the valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ from ..formats.pattern import call, index_list, signed64
 from . import _register  # noqa: F401
 
 SIGNS = {"any": 0, "positive": 1, "negative": 2}
+DROP_RULES = {"magnitude": 0, "signed": 1}
+GROW_RULES = {"uniform": 0, "gradient": 1}
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -115,3 +119,44 @@ def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor 
     """
     drop = _empty_list() if drop is None else index_list("grow_gradient: drop", drop)
     return call(torch.ops.snack.grow_gradient, pattern.index, pattern.tile_ptr, drop, dy.detach(), x.detach(), k, *pattern.shape)
+
+
+def _rule_code(what: str, rule: str, codes: dict[str, int]) -> int:
+    require(rule in codes, f"exchange_: {what} rule {rule!r} is unknown; choose one of {', '.join(codes)}.")
+    return codes[rule]
+
+
+@torch.no_grad()
+def exchange_(
+    pattern: Pattern, carried: Sequence[Tensor], fills: Tensor, drop: str = "magnitude", fraction: float = 0.0, k: int = 0,
+    grow: str = "uniform", key: int = 0, dy: Tensor | None = None, x: Tensor | None = None,
+) -> Tensor:
+    """One update of dynamic sparse training, in place: drop connections, grow as many, and carry along what belongs to each.
+
+    The number of connections and all addresses stay. The result is that of `select_smallest`, `grow_uniform` or `grow_gradient`,
+    and `rewire`, one after another.
+
+    Args:
+        pattern: its packed tensors are changed.
+        carried: 1-D tensors of one entry a connection, at most 16, all changed. The first are the values, by which connections are
+            dropped (float32, float16, bfloat16, float64); the others (gradient, momentum, ...) may also be integers or bool.
+        fills: float32 (len(carried),), beside the values: what grown connections get in each tensor. A connection that is dropped and
+            grown by the same update starts anew.
+        drop: "magnitude": the k smallest |value|. "signed" (SET): floor(fraction * n) of the n negative values and as much of the
+            others, those nearest to 0, and if that is more than k in all, both numbers times k over it, rounded down.
+        k: connections to move, at most; 0 .. nnz.
+        grow: "uniform": the first empty positions that the random stream `key` draws. "gradient": those of largest |dy^T x|, with
+            dy (batch, out) and x (batch, in) of one dtype.
+
+    Returns: int64 (2,) beside the values: connections moved; error. An error of 1 says that fewer empty positions have a gradient
+        that is a number than were to be grown; nothing was changed then. On the CPU it is raised instead.
+    On a card the host does not wait, and the update can be captured in a CUDA graph.
+    Raises: SnackError on rules, numbers, shapes, dtypes or devices that do not fit; nothing is changed then.
+    """
+    codes = _rule_code("drop", drop, DROP_RULES), _rule_code("grow", grow, GROW_RULES)
+    tensors = [t.detach() for t in carried]
+    operands = (None if dy is None else dy.detach(), None if x is None else x.detach())
+    return call(
+        torch.ops.snack.exchange_, pattern.index, pattern.tile_ptr, tensors, fills, codes[0], float(fraction), k, codes[1], signed64(key),
+        *operands, *pattern.shape,
+    )
