@@ -1,6 +1,8 @@
 """Among which connections an update compares (layer, row, global), and how growth is shared out among layers."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -385,3 +387,19 @@ def test_options(options, words):
 
 def test_a_grow_rule_without_row_scores():
     refused(["layer '0'", "no row_scores", "scope='layer'"], stack((10, 13)), grow=lambda layer, k, drop, context: None, scope="row")
+
+
+# ---- the example ----
+
+
+@pytest.mark.parametrize("name", scope.SCOPES)
+def test_the_example_of_scores_of_ones_own(name):
+    path = Path(__file__).parents[2] / "examples" / "own_scores.py"
+    spec = importlib.util.spec_from_file_location("own_scores", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    result = example.main(name, steps=100)
+    assert result["updates"] == 3 and result["last loss"] < 0.6 * result["first loss"]
+    assert sum(result["connections of the layers"]) == 640 + 205
+    assert (result["connections of the layers"] == [640, 205]) == (name != "global")
+    assert (result["connections of each neuron"] == [10]) == (name == "row")

@@ -181,7 +181,7 @@ class DST:
         a CUDA graph: capture it within, keep the `Recording`, and give it to `count_step` after every replay.
         """
         _disarm(self._armed)  # what a rehearsal computes is no gradient of the coming step
-        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if _empty(layer) and layer.nnz} if self._window() else {})
+        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if self._can_change(layer)} if self._window() else {})
         try:
             yield recording
         finally:
@@ -256,7 +256,7 @@ class DST:
         """Put recorders on the layers if an update reads gradients of the coming step; take off the old ones."""
         _disarm(self._armed)
         if any(self.is_update(self.steps + ahead) for ahead in range(1, self._window() + 1)):
-            self._armed.update((layer, Recorder(layer)) for _, _, layer in self._trained() if _empty(layer) and layer.nnz)
+            self._armed.update((layer, Recorder(layer)) for _, _, layer in self._trained() if self._can_change(layer))
         else:
             self._recorded.clear()
 
@@ -302,7 +302,7 @@ class DST:
         found: dict[str, list[Pair | None]] = {}
         for name, _, layer in self._trained() if self._window() else ():
             try:
-                if self._drops(name, layer, step, fraction):
+                if self._takes_part(layer, self._drops(name, layer, step, fraction)):
                     found[name] = [r[layer].operands() if layer in r else None for r in recorded]
             except SnackError as error:
                 raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
@@ -354,6 +354,10 @@ class DST:
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
         """How many connections of a layer to drop."""
         return min(int(fraction * layer.nnz), _empty(layer))
+
+    def _can_change(self, layer: SparseLinear) -> bool:
+        """Whether an update may change the layer."""
+        return layer.nnz > 0 and _empty(layer) > 0
 
     def _takes_part(self, layer: SparseLinear, k: int) -> bool:
         """Whether a layer that is to drop `k` connections has a part in the update."""
