@@ -1,9 +1,11 @@
 // Stands for the CUDA backend in a library that was built without it: the same functions, and one sentence.
 #include "snack/core/cuda.hpp"
 #include "snack/core/error.hpp"
+#include "snack/kernels/exchange.hpp"
 #include "snack/kernels/rewire.hpp"
 #include "snack/kernels/sddmm.hpp"
 #include "snack/kernels/sddmm_update.hpp"
+#include "snack/kernels/select.hpp"
 #include "snack/kernels/spmm_t.hpp"
 
 namespace snack::cuda {
@@ -21,11 +23,17 @@ const char* architectures() { return ""; }
 const CudaCapability& capability(int) { refuse("capability"); }
 void use_costs(const CostTable&) { refuse("use_costs"); }
 int64_t rewire_workspace(const Geometry&, int64_t, int64_t) { refuse("rewire_workspace"); }
+int64_t select_smallest_workspace(DType, int64_t) { refuse("select_smallest_workspace"); }
+int64_t exchange_workspace(const ExchangeArgs&) { refuse("exchange_workspace"); }
+int64_t grow_uniform_workspace(const Geometry&, int64_t) { refuse("grow_uniform_workspace"); }
 
 void spmm(const SpmmArgs&, const Plan&, const Resources&) { refuse("spmm"); }
 void spmm_t(const SpmmTArgs&, const Plan&, const Resources&) { refuse("spmm_t"); }
 void sddmm(const SddmmArgs&, const Plan&, const Resources&) { refuse("sddmm"); }
 void sddmm_update(const SddmmUpdateArgs&, const Plan&, const Resources&) { refuse("sddmm_update"); }
 void rewire(const RewireArgs&, const RewireOutput&, const Resources&) { refuse("rewire"); }
+void exchange(const ExchangeArgs&, ExchangeResult*, const Resources&) { refuse("exchange_"); }
+void select_smallest(const SelectArgs&, int64_t*, SelectStatus*, const Resources&) { refuse("select_smallest"); }
+void grow_uniform(const EmptyPositions&, int64_t, uint64_t, int64_t*, int64_t*, SelectStatus*, const Resources&) { refuse("grow_uniform"); }
 
 }  // namespace snack::cuda

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "problem.hpp"
+#include "snack/kernels/exchange.hpp"
 #include "snack/kernels/rewire.hpp"
+#include "snack/kernels/select.hpp"
 
 namespace snack::testing::backend {
 
@@ -24,6 +26,9 @@ inline void spmm(const SpmmArgs& args, Regime regime, int thread_count) { run(Op
 inline void spmm_t(const SpmmTArgs& args, Regime regime, int thread_count) { run(Operation::kSpmmT, args, args.dy.rows, regime, thread_count, cpu::spmm_t); }
 inline void sddmm(const SddmmArgs& args, Regime regime, int thread_count) { run(Operation::kSddmm, args, args.x.rows, regime, thread_count, cpu::sddmm); }
 inline void sddmm_update(const SddmmUpdateArgs& args, Regime regime, int thread_count) { run(Operation::kSddmmUpdate, args, args.x.rows, regime, thread_count, cpu::sddmm_update); }
+inline std::vector<int64_t> select_smallest(const SelectArgs& args) { return cpu::select_smallest(args); }
+inline Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) { return cpu::grow_uniform(empty, k, key); }
+inline ExchangeResult exchange(const ExchangeArgs& args) { return cpu::exchange(args, plain_gemm(), threads(3)); }
 inline RewireResult rewire(const RewireArgs& args) { return cpu::rewire(args, threads(3)); }
 
 }  // namespace snack::testing::backend

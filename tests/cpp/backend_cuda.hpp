@@ -9,7 +9,9 @@
 #include "problem.hpp"
 #include "snack/core/cuda.hpp"
 #include "snack/core/error.hpp"
+#include "snack/kernels/exchange.hpp"
 #include "snack/kernels/rewire.hpp"
+#include "snack/kernels/select.hpp"
 
 namespace snack::testing::backend {
 
@@ -140,6 +142,82 @@ inline void sddmm_update(SddmmUpdateArgs args, Regime regime, int) {
   run(Operation::kSddmmUpdate, args, args.x.rows, regime, &SddmmUpdateArgs::values, args.pattern.geometry.nnz, cuda::sddmm_update);
   for (int i = 0; i < 2; ++i)
     if (hosts[i] != nullptr) states[i].to(hosts[i], bytes);
+}
+
+/// Workspace of a test: as large as it must be, and full of nonsense.
+inline Memory poisoned(int64_t bytes) {
+  Memory workspace(bytes);
+  check(cudaMemset(workspace.data(), 0xff, size_t(bytes)));
+  return workspace;
+}
+
+inline std::vector<int64_t> to_list(const Memory& memory, int64_t count) {
+  std::vector<int64_t> list(size_t(std::max<int64_t>(0, count)));
+  memory.to(list.data(), int64_t(list.size()) * 8);
+  return list;
+}
+
+inline int64_t* integers(const Memory& memory) { return reinterpret_cast<int64_t*>(memory.data()); }
+
+/// Throws the sentence of a refused choice, as the other backends do.
+inline void expect_chosen(const Memory& status, const Geometry& geometry, int64_t k) {
+  check(cudaDeviceSynchronize());
+  cuda::SelectStatus said;
+  status.to(&said, sizeof(said));
+  const std::string sentence = cuda::describe(said, geometry, k);
+  SNACK_CHECK(sentence.empty(), sentence);
+}
+
+inline std::vector<int64_t> select_smallest(SelectArgs args) {
+  const Memory values = Memory::copy_of(args.values, args.nnz * size_of(args.dtype), misalignment(args.values));
+  args.values = values.data();
+  const int64_t bytes = cuda::select_smallest_workspace(args.dtype, args.nnz);
+  const Memory workspace = poisoned(bytes), slots(std::min(args.k, args.nnz) * 8), status(sizeof(cuda::SelectStatus));
+  cuda::select_smallest(args, integers(slots), reinterpret_cast<cuda::SelectStatus*>(status.data()), {nullptr, workspace.data(), bytes});
+  expect_chosen(status, {}, args.k);
+  return to_list(slots, args.k);
+}
+
+inline Positions grow_uniform(EmptyPositions empty, int64_t k, uint64_t key) {
+  const Geometry g = empty.pattern.geometry;
+  const DevicePatternCopy pattern(empty.pattern);
+  const Memory drop = Memory::copy_of(empty.drop, empty.drops * 8);
+  empty.pattern = pattern.view(), empty.drop = integers(drop);
+  const int64_t bytes = cuda::grow_uniform_workspace(g, k);
+  const int64_t room = std::min(k, g.out * g.in);
+  const Memory workspace = poisoned(bytes), rows(room * 8), cols(room * 8), status(sizeof(cuda::SelectStatus));
+  cuda::grow_uniform(empty, k, key, integers(rows), integers(cols), reinterpret_cast<cuda::SelectStatus*>(status.data()), {nullptr, workspace.data(), bytes});
+  expect_chosen(status, g, k);
+  return {to_list(rows, k), to_list(cols, k)};
+}
+
+/// Index, tile pointers and what is carried come back changed.
+inline ExchangeResult exchange(ExchangeArgs args) {
+  const Geometry& g = args.geometry;
+  const int64_t index_size = g.nnz * index_bytes(g.packing), pointers_size = g.pointer_words() * 8;
+  const Memory index = Memory::copy_of(args.index, index_size, misalignment(args.index)), pointers = Memory::copy_of(args.tile_ptr, pointers_size),
+               fills = Memory::copy_of(args.fills, args.carried_count * 4), result(sizeof(ExchangeResult));
+  std::vector<Memory> memory;
+  std::vector<Carried> carried;
+  for (int64_t i = 0; i < args.carried_count; ++i) {
+    const Carried& host = args.carried[i];
+    memory.push_back(Memory::copy_of(host.data, g.nnz * size_of(host.type), misalignment(host.data)));
+    carried.push_back({host.type, memory.back().data()});
+  }
+  const DeviceMatrix dy(args.dy), x(args.x);
+  const ExchangeArgs host = args;
+  args.index = index.data(), args.tile_ptr = integers(pointers), args.fills = reinterpret_cast<const float*>(fills.data()), args.carried = carried.data();
+  args.dy = dy.view(), args.x = x.view();
+  const int64_t bytes = cuda::exchange_workspace(args);
+  const Memory workspace = poisoned(bytes);
+  cuda::exchange(args, reinterpret_cast<ExchangeResult*>(result.data()), {nullptr, workspace.data(), bytes});
+  check(cudaDeviceSynchronize());
+  ExchangeResult said;
+  result.to(&said, sizeof(said));
+  index.to(host.index, index_size);
+  pointers.to(host.tile_ptr, pointers_size);
+  for (size_t i = 0; i < memory.size(); ++i) memory[i].to(host.carried[i].data, g.nnz * size_of(host.carried[i].type));
+  return said;
 }
 
 /// Throws the sentence of a refused edit, as the other backends do.

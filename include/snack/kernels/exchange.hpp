@@ -81,4 +81,14 @@ namespace cpu {
 ExchangeResult exchange(const ExchangeArgs& args, const Gemm& gemm, const ParallelFor& runner);
 }
 
+namespace cuda {
+/// Scratch of an exchange on the current device: at most 16 bytes a slot and 1 MiB where at most half of the connections may move and no
+/// element is longer than 4 bytes; 4 bytes a slot more with elements of 8, and up to 12 more where all connections may move.
+int64_t exchange_workspace(const ExchangeArgs& args);
+
+/// The same on the device, without waiting for it; but for `carried`, pointers of `args` are device memory. *result is written last.
+/// nnz < 2^31. The launch can be captured; other random numbers need another key, so another launch.
+void exchange(const ExchangeArgs& args, ExchangeResult* result, const Resources& resources);
+}  // namespace cuda
+
 }  // namespace snack

@@ -1,9 +1,11 @@
-// Rules that choose connections: which slots to drop, which positions to grow, which to start from. On host memory.
+// Rules that choose connections: which slots to drop, which positions to grow, which to start from.
 // They throw Error on null pointers, negative numbers, slots out of range, and when there are fewer than k to choose from.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "snack/core/cuda.hpp"
 #include "snack/core/gemm.hpp"
 #include "snack/core/parallel.hpp"
 #include "snack/formats/pattern.hpp"
@@ -61,5 +63,28 @@ Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key);
 Positions grow_gradient(const GrowGradientArgs& args, const Gemm& gemm, const ParallelFor& runner);
 HostPattern sample(int64_t out, int64_t in, int64_t nnz, uint64_t key, const ParallelFor& runner);
 }  // namespace cpu
+
+namespace cuda {
+
+/// Why nothing was chosen, written by the device.
+enum class SelectError : int { kNone, kTooFewValues, kSlotOutOfRange, kNoRoom, kTooFewGradients };
+struct SelectStatus {
+  int64_t error = 0;   // a SelectError
+  int64_t number = 0;  // how many values or positions there are, or the slot that does not exist
+};
+
+/// Scratch of the operations below on the current device.
+int64_t select_smallest_workspace(DType dtype, int64_t nnz);
+int64_t grow_uniform_workspace(const Geometry& geometry, int64_t k);
+
+/// The same choices on the device, without waiting for it: pointers of the arguments are device memory, results go to device memory.
+/// *status is written last; on an error the results are not defined. Fewer than 2^31 slots.
+void select_smallest(const SelectArgs& args, int64_t* slots, SelectStatus* status, const Resources& resources);
+void grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key, int64_t* rows, int64_t* cols, SelectStatus* status, const Resources& resources);
+
+/// The sentence for a status that the host has read, after a choice of k; empty when there was no error.
+std::string describe(const SelectStatus& status, const Geometry& geometry, int64_t k);
+
+}  // namespace cuda
 
 }  // namespace snack

@@ -181,17 +181,5 @@ def _register_copies() -> torch.library.Library:
     return library
 
 
-def _exchange_through_the_cpu(index, tile_ptr, carried, fills, drop_rule, fraction, k, grow_rule, key, dy, x, out_features, in_features):
-    on_cards = [index, tile_ptr, *carried]
-    on_cpu = [t.cpu() for t in on_cards]
-    operands = [t if t is None else t.cpu() for t in (dy, x)]
-    rules = (drop_rule, fraction, k, grow_rule, key)
-    result = _ops.exchange_(*on_cpu[:2], on_cpu[2:], fills.cpu(), *rules, *operands, out_features, in_features)
-    for there, here in zip(on_cards, on_cpu, strict=True):
-        there.copy_(here)
-    return result.to(index.device)
-
-
-ON_THE_CPU = ("select_smallest", "grow_uniform", "grow_gradient", "pack", "unpack")
+ON_THE_CPU = ("grow_gradient", "pack", "unpack")
 _copies = _register_copies()
-_copies.impl("exchange_", _exchange_through_the_cpu)

@@ -60,6 +60,14 @@ def _empty_list(device: torch.device | str = "cpu") -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
+def _require_no_capture(operation: str, device: torch.device) -> None:
+    require(
+        device.type != "cuda" or not torch.cuda.is_current_stream_capturing(),
+        f"{operation}: a CUDA graph is being captured, and an edit reads whether it is valid; edit between replays (at constant nnz "
+        "the graph stays valid), or use exchange_.",
+    )
+
+
 def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: object = None) -> tuple[Pattern, Tensor]:
     """Drop connections and grow others.
 
@@ -74,11 +82,7 @@ def rewire(pattern: Pattern, drop: object = None, rows: object = None, cols: obj
     Raises: SnackError on a slot or position out of range or named twice, or a position that is occupied; SnackMemoryError.
     """
     device = pattern.device
-    require(
-        device.type != "cuda" or not torch.cuda.is_current_stream_capturing(),
-        "rewire: a CUDA graph is being captured, and an edit reads whether it is valid; edit between replays (at constant nnz "
-        "the graph stays valid).",
-    )
+    _require_no_capture("rewire", device)
     drop = _empty_list(device) if drop is None else index_list("rewire: drop", drop, device)
     require((rows is None) == (cols is None), "rewire: grow needs both rows and columns.")
     rows = _empty_list(device) if rows is None else index_list("rewire: grow rows", rows, device)
@@ -96,6 +100,7 @@ def select_smallest(values: Tensor, k: int, sign: str = "any") -> Tensor:
     """
     if sign not in SIGNS:
         raise SnackError(f"select_smallest: sign {sign!r} is unknown; choose one of {', '.join(SIGNS)}.")
+    _require_no_capture("select_smallest", values.device)
     return call(torch.ops.snack.select_smallest, values.detach(), k, SIGNS[sign])
 
 
@@ -105,7 +110,8 @@ def grow_uniform(pattern: Pattern, k: int, key: int, drop: Tensor | None = None)
     Draw i names the linear position floor(draw * out * in / 2**64), row-major. Slots in `drop` count as empty.
     Returns: (rows, cols), int64 (k,). Raises: SnackError when fewer than k positions are empty.
     """
-    drop = _empty_list() if drop is None else index_list("grow_uniform: drop", drop)
+    _require_no_capture("grow_uniform", pattern.device)
+    drop = _empty_list(pattern.device) if drop is None else index_list("grow_uniform: drop", drop, pattern.device)
     return call(torch.ops.snack.grow_uniform, pattern.index, pattern.tile_ptr, drop, k, signed64(key), *pattern.shape)
 
 
@@ -117,7 +123,8 @@ def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor 
     Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty and have a
     gradient that is a number.
     """
-    drop = _empty_list() if drop is None else index_list("grow_gradient: drop", drop)
+    _require_no_capture("grow_gradient", pattern.device)
+    drop = _empty_list(pattern.device) if drop is None else index_list("grow_gradient: drop", drop, pattern.device)
     return call(torch.ops.snack.grow_gradient, pattern.index, pattern.tile_ptr, drop, dy.detach(), x.detach(), k, *pattern.shape)
 
 

@@ -6,40 +6,11 @@
 #pragma once
 
 #include "../launch.hpp"
+#include "../pattern.cuh"
 #include "../slots.cuh"
 #include "snack/kernels/rewire.hpp"
 
 namespace snack::cuda {
-
-/// A packed pattern on the device, either packing.
-struct DevicePattern {
-  Geometry geometry;
-  const void* index;
-  const int64_t* tile_ptr;
-
-  __device__ int bits() const { return row_bits(geometry.packing); }
-  __device__ uint32_t word(int64_t slot) const {
-    return geometry.packing == Packing::kNarrow ? static_cast<const uint16_t*>(index)[slot] : static_cast<const uint32_t*>(index)[slot];
-  }
-  __device__ int64_t tile_of(int64_t row, int64_t panel) const { return panel * geometry.strips() + (row >> bits()); }
-  __device__ static uint32_t pack(int64_t row, int64_t col, int bits) {
-    return (uint32_t(row & ((int64_t{1} << bits) - 1)) << kTileColBits) | uint32_t(col & (kTileCols - 1));
-  }
-  /// First slot whose position is not before (row, col), and whether it is that position.
-  __device__ int64_t lower_bound(int64_t row, int64_t col, bool* found) const {
-    const int64_t tile = tile_of(row, col >> kTileColBits);
-    const uint32_t wanted = pack(row, col, bits());
-    int64_t begin = tile_ptr[tile], end = tile_ptr[tile + 1];
-    const int64_t stop = end;
-    while (begin < end) {
-      const int64_t middle = (begin + end) / 2;
-      if (word(middle) < wanted) begin = middle + 1;
-      else end = middle;
-    }
-    *found = begin < stop && word(begin) == wanted;
-    return begin;
-  }
-};
 
 /// Scratch of an edit.
 struct RewireScratch {
@@ -50,17 +21,6 @@ struct RewireScratch {
   int64_t* before;        // the old slot it lies before
 };
 
-template <class T>
-__device__ __forceinline__ int64_t lower_bound(const T* sorted, int64_t count, T wanted) {
-  int64_t begin = 0;
-  while (begin < count) {
-    const int64_t middle = (begin + count) / 2;
-    if (sorted[middle] < wanted) begin = middle + 1;
-    else count = middle;
-  }
-  return begin;
-}
-
 // The first to report is kept.
 __device__ __forceinline__ void report(RewireStatus* status, RewireError error, int64_t row_or_slot, int64_t col) {
   auto* word = reinterpret_cast<unsigned long long*>(&status->error);
@@ -70,8 +30,6 @@ __device__ __forceinline__ void report(RewireStatus* status, RewireError error, 
 }
 
 __device__ __forceinline__ bool is_refused(const RewireStatus* status) { return *static_cast<const volatile int64_t*>(&status->error) != 0; }
-
-__device__ __forceinline__ int64_t thread_number() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 static __global__ void rewire_mark_drops(const int64_t* drop, int64_t drops, int64_t nnz, RewireScratch scratch, RewireStatus* status) {
   await_stream();
@@ -159,20 +117,6 @@ static __global__ void rewire_tile_pointers(int64_t grows, DevicePattern old, Re
   bool found;
   const int64_t p = old.lower_bound(row, col, &found);
   out.tile_ptr[tile] = kept_before(p, lower_bound(scratch.before, grows, p), scratch) + lower_bound(scratch.keys, grows, slot_key(row, col));
-}
-
-// A thread a row and panel of the new pattern, and one a word that only fills up the array.
-static __global__ void rewire_row_starts(DevicePattern edited, uint16_t* starts, int64_t words) {
-  await_stream();
-  const int64_t i = thread_number(), segments = edited.geometry.segments();
-  if (i >= words) return;
-  uint16_t start = 0;
-  if (i < segments) {
-    const int64_t row = i % edited.geometry.out, panel = i / edited.geometry.out;
-    bool found;
-    start = uint16_t(edited.lower_bound(row, panel << kTileColBits, &found) - edited.tile_ptr[edited.tile_of(row, panel)]);
-  }
-  starts[i] = start;
 }
 
 }  // namespace snack::cuda

@@ -6,6 +6,8 @@
 #include <cub/device/device_scan.cuh>
 
 #include "../launch.hpp"
+#include "../layout.hpp"
+#include "../row_starts.cuh"
 #include "kernels.cuh"
 #include "snack/kernels/check.hpp"
 
@@ -13,23 +15,6 @@ namespace snack::cuda {
 namespace {
 
 constexpr int kKeyBits = 62;
-
-// Cuts the workspace; with a null base it counts the bytes.
-class Layout {
- public:
-  explicit Layout(void* base) : base_(static_cast<char*>(base)) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* at = reinterpret_cast<T*>(base_ + used_);
-    used_ += aligned_256(count * int64_t(sizeof(T)));
-    return at;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
 
 RewireScratch cut(Layout& layout, int64_t nnz, int64_t grows) {
   RewireScratch s;
@@ -50,8 +35,6 @@ size_t library_bytes(int64_t nnz, int64_t grows) {
   check(cub::DeviceScan::InclusiveSum(nullptr, scan, shift, shift, nnz), "rewire");
   return std::max(sort, scan);
 }
-
-int64_t blocks_for(int64_t count) { return ceil_div(count, kThreads); }
 
 }  // namespace
 
@@ -104,11 +87,7 @@ void rewire(const RewireArgs& args, const RewireOutput& out, const Resources& re
   }
   launch<rewire_move_grown>("rewire", blocks_for(args.grows), kThreads, 0, stream, args.grows, s, out);
   launch<rewire_tile_pointers>("rewire", blocks_for(edited.tiles() + 1), kThreads, 0, stream, args.grows, old, s, out);
-  if (edited.has_row_starts()) {
-    const int64_t words = 4 * (edited.pointer_words() - edited.tiles() - 1);
-    auto* starts = reinterpret_cast<uint16_t*>(out.tile_ptr + edited.tiles() + 1);
-    launch<rewire_row_starts>("rewire", blocks_for(words), kThreads, 0, stream, DevicePattern{edited, out.index, out.tile_ptr}, starts, words);
-  }
+  find_row_starts_of("rewire", edited, out.index, out.tile_ptr, nullptr, stream);
 }
 
 }  // namespace snack::cuda
