@@ -273,6 +273,18 @@ def test_a_layer_fills_up_and_the_rest_goes_elsewhere():
     assert layers[0].nnz == 12 and sizes[-1] == [12, total - 12]
 
 
+def test_a_full_layer_gives_connections_up_where_another_has_all_the_weight():
+    layers = stack((4, 3), (30, 30), sparsity=0.5)
+    layers[0].rewire(grow=tuple(t[~layers[0].to_dense().weight.bool()] for t in torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")))
+    assert layers[0].nnz == 12
+    stepper = dst.DST(
+        layers, sgd(layers), drop="magnitude", grow="gradient", redistribute=lambda job: float(job.layer is layers[1]), every=1, drop_fraction=0.5
+    )
+    update(stepper, layers)
+    record = stepper.history[-1]
+    assert record.layers["0"] == 6 and record.grown_layers == {"0": 0, "1": record.dropped} and layers[0].nnz == 6
+
+
 # ---- bad input: one sentence, nothing changed ----
 
 

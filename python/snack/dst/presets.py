@@ -40,8 +40,7 @@ class SNFS(DST):
     gives layers with more momentum a connection more of the connections that were dropped.
 
     The momentum of absent connections is estimated from the last steps before an update, see `MomentumGrowth`; that of live ones
-    is the optimiser's. nnz of a layer changes, that of the network does not; a layer that has become full stays full. The drop fraction
-    decays by a cosine, as RigL's.
+    is the optimiser's. nnz of a layer changes, that of the network does not. The drop fraction decays by a cosine, as RigL's.
     """
 
     default_drop, default_grow, default_schedule, default_redistribute = "magnitude", "momentum", Cosine, "momentum"
