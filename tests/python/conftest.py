@@ -30,7 +30,7 @@ def pytest_configure(config):
 _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Tests of a card alone, and of two.
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_cuda*.py"]
-collect_ignore = [] if torch.cuda.device_count() >= 2 else ["test_cuda_devices.py"]
+collect_ignore = [] if torch.cuda.device_count() >= 2 else ["test_cuda_devices.py", "test_cuda_distributed.py"]
 
 
 @pytest.fixture(scope="session", params=[pytest.param(d, marks=[pytest.mark.cuda] * (d == "cuda")) for d in _DEVICES])

@@ -1,6 +1,10 @@
 """Several processes: identical topologies on all ranks, and those of one process with the whole batch; what differs is told, nothing is edited."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ import ranks
 import snack
 from checks import snapshot
 from snack import dst
+from snack.bench import records
 from snack.nn import SparseLinear, topology_hash
 
 METHODS = {
@@ -356,3 +361,40 @@ def test_hash_tells_topologies_apart():
     with torch.no_grad():
         layer.values.add_(1)
     assert topology_hash(layer) in seen
+
+
+# ---- scripts ----
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun(world, script, *arguments, folder):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command = [*launcher, str(ROOT / script), *map(str, arguments)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_resumes_on_another_number_of_processes(tmp_path):
+    stopped = torchrun(2, "examples/train_ddp.py", "--steps", 200, folder=tmp_path)
+    resumed = torchrun(1, "examples/train_ddp.py", "--steps", 300, folder=tmp_path)
+    assert "step 100" in stopped and "step 200" in stopped and "step 100" not in resumed and "step 300" in resumed
+    assert "2 processes, 30,003 connections" in stopped and "1 processes, 30,003 connections" in resumed
+    assert float(resumed.split("accuracy ")[1].split()[0]) > 60.0
+
+
+@pytest.mark.slow
+def test_scaling_is_measured(tmp_path):
+    torchrun(2, "tools/ddp_scaling.py", "--tiny", "--cycles", 1, "--warm-up", 1, "--every", 3, "--out", "ddp.json", folder=tmp_path)
+    document = records.read(tmp_path / "ddp.json")
+    assert document["suite"] == "ddp" and [(r["model"], r["contender"]) for r in document["records"]] == [
+        ("mlp-3x64", "dense"), ("mlp-3x64", "RigL"), ("transformer-8x32", "dense"), ("transformer-8x32", "RigL")
+    ]
+    for record in document["records"]:
+        assert record["world"] == 2 and record["efficiency"] == pytest.approx(record["alone"]["mean_time_us"] / record["mean_time_us"])
+        assert record["gradient_bytes"] == 4 * record["params"]
+    # x and dY of 16 samples: of the layers 48 -> 64 -> 64 -> 64 -> 10, in float32.
+    assert document["records"][1]["update_bytes"] == 16 * 4 * (48 + 64 + 64 + 64 + 64 + 64 + 64 + 10)

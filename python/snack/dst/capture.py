@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import SnackError
 from ..nn import SparseLinear
+from ..nn.sharded import is_sharded
 from ..ops import recorded
 
 
@@ -89,6 +90,9 @@ class Recorder:
         self._open: dict[int, list[tuple[Tensor, int, Tensor]]] = {}  # backward pass -> its pairs, until values.grad has them
         self._gradient: weakref.ref | None = None  # values.grad after the newest pair, and its version
         self._version = -1
+        self._values = layer.values  # while the model computes, fully_shard puts gathered values in their place
+        self._gathered = layer.values
+        self._is_sharded = is_sharded(self._values)
         self._is_captured = False  # the pairs are tensors of a CUDA graph
         self._handle = layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation))
         if layer._recorder is None:
@@ -112,6 +116,7 @@ class Recorder:
             return
         x = x.detach()
         version = x._version
+        self._gathered = self.layer.values
         y.register_hook(lambda dy: self._remember(x, version, dy.detach()))
 
     def _remember_compiled(self, x: Tensor, dy: Tensor) -> None:
@@ -124,7 +129,8 @@ class Recorder:
             if self._was_cleared():
                 self._pairs.clear()
             self._open[task] = []
-        self._open[task].append((x, version, dy))
+        # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
+        (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy))
 
     def _after_accumulation(self, values: Tensor) -> None:
         self._pairs += self._open.pop(torch._C._current_graph_task_id(), [])
@@ -136,6 +142,8 @@ class Recorder:
         if is_capturing():  # no look at the gradient then: one captured step is taken for one gradient
             was_captured, self._is_captured = self._is_captured, True
             return not was_captured
+        if self._is_sharded:  # before gradients are exchanged they are those of the gathered values
+            return self._values.grad is None and self._gathered.grad is None
         gradient = self.layer.values.grad
         if gradient is None or self._gradient is None:
             return True

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..errors import SnackError
-from ..nn import SparseLinear
+from ..errors import SnackError, require
+from ..nn import SparseLinear, gathered
 from ..nn.parallel import group_of, unwrapped
+from ..nn.sharded import is_sharded
 from . import options, rules, schedules
 from .capture import Recorder, Recording, is_capturing
 from .history import Update
@@ -139,6 +140,8 @@ class DST:
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
         self._warned: set[str] = set()
+        self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
+        self._fixed: set[SparseLinear] = set()
         self._watch_optimizer()
         self._arm()
 
@@ -154,7 +157,10 @@ class DST:
         (step, recorded), self._due = self._due, None
         begin = time.perf_counter()
         options.check_optimizer(type(self).__name__, self.optimizer, self._trained())
-        with torch.no_grad():
+        layers = [layer for _, _, layer in self._trained()]
+        self._fixed = {layer for layer in layers if is_sharded(layer.values)}
+        self._team = Team(self._group or group_of(layers), type(self).__name__)
+        with torch.no_grad(), gathered(layers, self.optimizer):
             return self._update(step, self._fraction(step), recorded, begin)
 
     def is_update(self, step: int) -> bool:
@@ -293,10 +299,9 @@ class DST:
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
         """What to change in which layers, on all processes alike; nothing is changed yet."""
         layers = {name: layer for name, _, layer in self._trained()}
-        team = Team(self._group or group_of(layers.values()), type(self).__name__)
         counters = {"optimiser steps": step, "updates": self.updates}
-        pairs = team.share(counters, layers, lambda: self._pairs(step, fraction, recorded))
-        return team.agree(lambda: self._choose(step, fraction, pairs), describe_jobs)[0]
+        pairs = self._team.share(counters, layers, lambda: self._pairs(step, fraction, recorded))
+        return self._team.agree(lambda: self._choose(step, fraction, pairs), describe_jobs)[0]
 
     def _pairs(self, step: int, fraction: float, recorded: list[dict]) -> dict[str, list[Pair | None]]:
         """x and dY of every recorded step, newest first, of the layers that will look at them."""
@@ -325,6 +330,7 @@ class DST:
             jobs = [job for job in jobs if job.drop.numel() or job.grows]
             for job in jobs:
                 with _naming(job.name):
+                    self._check_size(job)
                     self._place(job)
         except SnackError as error:
             raise SnackError(f"{who}: {error}") from error
@@ -372,6 +378,13 @@ class DST:
     def _checked_drop(self, job: Job, slots: object) -> Tensor:
         with _naming(job.name):
             return options.check_slots(slots, job.k, job.layer.values.device)
+
+    def _check_size(self, job: Job) -> None:
+        require(
+            job.grows == job.drop.numel() or job.layer not in self._fixed,
+            f"its values are sharded by fully_shard, so it must grow as many connections as it drops, not {job.grows} for {job.drop.numel()}; use "
+            "DistributedDataParallel, or a method that keeps the connections of every layer.",
+        )
 
     def _place(self, job: Job) -> None:
         """Where a layer grows, and with which values."""

@@ -7,9 +7,10 @@ from .memory import Summary, summary
 from .parallel import check_topology, topology_hash
 from .persistence import load, read_header, read_patterns, save
 from .report import LayerReport, Report
+from .sharded import gathered
 from .slot_map import SlotMap
 
 __all__ = [
-    "LayerReport", "Report", "SlotMap", "SparseLinear", "Summary", "check_topology", "densify", "load", "param_groups", "read_header",
-    "read_patterns", "save", "sparsify", "summary", "topology_hash",
+    "LayerReport", "Report", "SlotMap", "SparseLinear", "Summary", "check_topology", "densify", "gathered", "load", "param_groups",
+    "read_header", "read_patterns", "save", "sparsify", "summary", "topology_hash",
 ]

@@ -166,6 +166,28 @@ class SparseLinear(nn.Module):
         """The topology; shares memory with the layer."""
         return Pattern.from_packed(self.index, self.tile_ptr, (self.out_features, self.in_features))
 
+    # The other entries of the state dict, by their names there: torch.distributed.checkpoint looks them up.
+
+    @property
+    def rows(self) -> Tensor:
+        """Row of every slot, int32 (nnz,), a new tensor."""
+        return self.pattern.coordinates()[0]
+
+    @property
+    def cols(self) -> Tensor:
+        """Column of every slot, int32 (nnz,), a new tensor."""
+        return self.pattern.coordinates()[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.out_features, self.in_features
+
+    @property
+    def slot_order(self) -> int:
+        """Version of the order of slots, see `snack.formats.SLOT_ORDER`."""
+        return SLOT_ORDER
+
     def __getattr__(self, name: str):
         if name == "weight":
             raise AttributeError(

@@ -19,6 +19,7 @@ from ..errors import SnackError, require
 from ..formats.pattern import signed64
 from . import reducer
 from .linear import SparseLinear
+from .sharded import is_sharded
 from .state import note_change
 
 _CHUNK = 2**22  # entries hashed at a time: bounds the memory
@@ -109,9 +110,12 @@ def group_of(layers: Iterable[SparseLinear]) -> dist.ProcessGroup | None:
     """
     groups: list[dist.ProcessGroup] = []
     for layer in layers:
-        mesh = getattr(layer._parameters.get("values"), "device_mesh", None)
+        values = layer._parameters.get("values")
         wrapper = reducer.wrapper_of(layer)
-        group = wrapper.process_group if wrapper is not None else mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
+        if is_sharded(values):
+            group = values.device_mesh.get_group(0)
+        else:
+            group = None if wrapper is None else wrapper.process_group
         if group is not None and all(group is not known for known in groups):
             groups.append(group)
     require(len(groups) <= 1, "the sparse layers belong to several process groups; train each of them with a stepper of its own.")

@@ -16,6 +16,7 @@ from ..ops.deferred import DeferredGradient, is_pending
 from ..ops.edits import exchange_
 from .optimizer_state import check_state_policy, fill_of, forget_vectors, per_slot
 from .reducer import note_resize
+from .sharded import is_sharded, put, refuse, whole
 
 if TYPE_CHECKING:
     from .linear import SparseLinear
@@ -58,6 +59,7 @@ def carry(
     makes the host wait for a card, and at constant nnz every tensor keeps its address. A deferred gradient that a step has used
     is forgotten.
     """
+    refuse(layer, "rewire")
     states = per_slot(layer, optimizer)
     pattern = pattern.to(layer.index.device)
     values = slot_map.apply(layer.values.data, fill)
@@ -95,6 +97,7 @@ def exchange(
 
     rules: drop, fraction, k, grow, key, dy, x, as there. fill: value of grown connections.
     """
+    refuse(layer, "exchange")
     states = per_slot(layer, optimizer)
     gradient = layer.values.grad
     if is_pending(gradient) and gradient.operands.used:
@@ -178,7 +181,7 @@ def _read_topology(layer: SparseLinear, entries: dict[str, Tensor], name: str) -
 def parse(layer: SparseLinear, state_dict: dict, prefix: str) -> Parsed:
     """Read and check the layer's entries of a state dict without touching the layer. Raises: SnackError when they lie."""
     name = _label(prefix)
-    entries = {key: state_dict[prefix + key] for key in KEYS if prefix + key in state_dict}
+    entries = {key: whole(state_dict[prefix + key]) for key in KEYS if prefix + key in state_dict}
     for key, entry in entries.items():
         if not isinstance(entry, Tensor) or entry.is_meta:
             raise SnackError(f"{name}: the state dict's {key} is not a tensor with numbers (a {type(entry).__name__}).")
@@ -226,6 +229,10 @@ def load(
         error_msgs.append(str(error))
         return
     assign = local_metadata.get("assign_to_params_buffers", False)
+    problem = _problem_of_shards(layer, parsed, assign, prefix)
+    if problem:
+        error_msgs.append(problem)
+        return
     if parsed.pattern is None:
         missing_keys.extend(prefix + key for key in ("values", *TOPOLOGY_KEYS))
     else:
@@ -239,6 +246,18 @@ def load(
         _put_bias(layer, parsed.bias, assign)
 
 
+def _problem_of_shards(layer: SparseLinear, parsed: Parsed, assign: bool, prefix: str) -> str:
+    """Why this cannot be loaded into sharded values; empty where it can, or where they are not sharded."""
+    if not is_sharded(layer.values):
+        return ""
+    name, count = _label(prefix), layer.nnz if parsed.values is None else parsed.values.numel()
+    if assign or layer.values.is_meta:
+        return f"{name}: its values are sharded, and a topology cannot be assigned; give it memory (to_empty), and load without assign=True."
+    if count != layer.nnz:
+        return f"{name}: its values are sharded, so their number stays {layer.nnz:,}, and the file has {count:,}; load before fully_shard."
+    return ""
+
+
 @torch.no_grad()
 def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) -> None:
     device = values.device if assign or layer.values.is_meta else layer.values.device
@@ -248,7 +267,7 @@ def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) ->
     if fits and not layer.index.is_meta and not assign:
         layer.index.copy_(pattern.index)
         layer.tile_ptr.copy_(pattern.tile_ptr)
-        layer.values.copy_(values)
+        put(layer.values, values)
         return
     note_change(layer)
     layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
@@ -264,4 +283,4 @@ def _put_bias(layer: SparseLinear, bias: Tensor, assign: bool) -> None:
         dtype = bias.dtype if assign else layer.bias.dtype
         layer.bias = torch.nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=layer.bias.requires_grad)
     else:
-        layer.bias.copy_(bias)
+        put(layer.bias, bias.to(layer.bias.device))
