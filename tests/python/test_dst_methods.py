@@ -111,6 +111,26 @@ def test_gmp_over_all_layers_together():
     assert b.nnz > 95 and a.nnz < 5
 
 
+@pytest.mark.filterwarnings("ignore:GMP. .* begin more than half full")
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_gmp_by_a_rule_that_looks_at_gradients(scope):
+    """A full layer is recorded, too: there is nothing to grow in it, but something to drop."""
+
+    @dst.needs_gradient
+    class ByInput:
+        def scores(self, layer, context):
+            return context.x.abs().mean(0)[layer.pattern.cols.long()]
+
+        def __call__(self, layer, k, context):
+            return ops.select_smallest(self.scores(layer, context), k)
+
+    layer = dense_layer(4, 5)
+    stepper = dst.GMP(layer, sgd(layer), drop=ByInput(), sparsity=0.4, every=1, t_end=1, scope=scope)
+    backward(layer, row(3, 1, 5, 2, 4), torch.ones(1, 4, dtype=torch.float64))
+    stepper.optimizer.step()
+    assert stepper.step().dropped == 8 and set(layer.pattern.cols.tolist()) == {0, 2, 4}
+
+
 def test_gmp_says_what_storing_costs():
     with pytest.warns(UserWarning, match="GMP: '' begin more than half full.* MiB with the index, against .* MiB as dense"):
         dst.GMP(layer := dense_layer(), sgd(layer), every=3, t_end=9)

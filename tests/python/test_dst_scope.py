@@ -1,6 +1,8 @@
 """Among which connections an update compares (layer, row, global), and how growth is shared out among layers."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,22 +124,22 @@ def test_every_row_keeps_its_count(monkeypatch, grow, panel):
 def test_uniform_growth_in_rows_is_uniform_and_repeats():
     """200 updates of one row of 2 in 20: each of the 18 or more free columns is as likely as the others (chi-square, 19 degrees: 43.8)."""
 
-    def run(seed):
+    def run(seed, updates):
         torch.manual_seed(0)
         layer = matrix([[1.0, 2.0] + [None] * 18] * 10)
         optimizer = sgd(layer)
         stepper = dst.DST(layer, optimizer, drop="magnitude", grow="uniform", scope="row", every=1, drop_fraction=0.5, seed=seed, grow_init=3.0)
         counts = torch.zeros(20, dtype=torch.float64)
-        for _ in range(200):
+        for _ in range(updates):
             update(stepper, [layer])
             counts += torch.bincount(layer.pattern.cols.long()[layer.values == 3.0], minlength=20)
             with torch.no_grad():
                 layer.values.copy_(torch.rand(layer.nnz) + 0.5)
         return counts
 
-    counts = run(1)
+    counts = run(1, 200)
     assert float(((counts - counts.mean()).square() / counts.mean()).sum()) < 43.8
-    assert torch.equal(counts, run(1)) and not torch.equal(counts, run(2))
+    assert torch.equal(run(1, 30), run(1, 30)) and not torch.equal(run(1, 30), run(2, 30))
 
 
 def test_a_row_may_lose_everything_and_gets_as_many_anew():
@@ -271,6 +273,18 @@ def test_a_layer_fills_up_and_the_rest_goes_elsewhere():
     assert layers[0].nnz == 12 and sizes[-1] == [12, total - 12]
 
 
+def test_a_full_layer_gives_connections_up_where_another_has_all_the_weight():
+    layers = stack((4, 3), (30, 30), sparsity=0.5)
+    layers[0].rewire(grow=tuple(t[~layers[0].to_dense().weight.bool()] for t in torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")))
+    assert layers[0].nnz == 12
+    stepper = dst.DST(
+        layers, sgd(layers), drop="magnitude", grow="gradient", redistribute=lambda job: float(job.layer is layers[1]), every=1, drop_fraction=0.5
+    )
+    update(stepper, layers)
+    record = stepper.history[-1]
+    assert record.layers["0"] == 6 and record.grown_layers == {"0": 0, "1": record.dropped} and layers[0].nnz == 6
+
+
 # ---- bad input: one sentence, nothing changed ----
 
 
@@ -385,3 +399,19 @@ def test_options(options, words):
 
 def test_a_grow_rule_without_row_scores():
     refused(["layer '0'", "no row_scores", "scope='layer'"], stack((10, 13)), grow=lambda layer, k, drop, context: None, scope="row")
+
+
+# ---- the example ----
+
+
+@pytest.mark.parametrize("name", scope.SCOPES)
+def test_the_example_of_scores_of_ones_own(name):
+    path = Path(__file__).parents[2] / "examples" / "own_scores.py"
+    spec = importlib.util.spec_from_file_location("own_scores", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    result = example.main(name, steps=100)
+    assert result["updates"] == 3 and result["last loss"] < 0.6 * result["first loss"]
+    assert sum(result["connections of the layers"]) == 640 + 205
+    assert (result["connections of the layers"] == [640, 205]) == (name != "global")
+    assert (result["connections of each neuron"] == [10]) == (name == "row")

@@ -111,7 +111,8 @@ class Twin(nn.Module):
             begin = 1 - self.initial[i] / mask.numel()
             sparsity = FINAL_SPARSITY + (begin - FINAL_SPARSITY) * (1 - step / STEPS) ** 3
             return first(weight.abs(), mask, live - round((1 - sparsity) * mask.numel()))
-        k = min(math.floor((FRACTION if method == "set-magnitude" else cosine(step)) * live), empty)
+        k = math.floor((FRACTION if method == "set-magnitude" else cosine(step)) * live)
+        k = k if method == "snfs" else min(k, empty)  # what SNFS gives up may grow in another layer
         return first(weight.abs() + gradient.abs() if method == "mest" else weight.abs(), mask, k)
 
     # -- how many come, and where --

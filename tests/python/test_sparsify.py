@@ -12,7 +12,7 @@ from torch import nn
 
 import snack
 from checks import fails, mlp
-from snack.nn import SparseLinear, densify, sparsify
+from snack.nn import SparseLinear, densify, select, sparsify
 from snack.nn.distribution import allocate, share
 
 pytestmark = pytest.mark.filterwarnings("error:snack.sparsify left dense:UserWarning")  # a layer that is left dense unasked warns
@@ -321,7 +321,7 @@ def test_bad_input():
 
 
 @pytest.mark.parametrize(
-    ("shape", "sparsity"), [((7, 30), 0.9), ((1, 50), 0.5), ((40, 1), 0.35), ((6, 8), 0.0), ((300, 20000), 0.999), ((9, 4), 0.99)]
+    ("shape", "sparsity"), [((7, 30), 0.9), ((1, 50), 0.5), ((40, 1), 0.35), ((6, 8), 0.0), ((30, 2000), 0.99), ((9, 4), 0.99)]
 )
 def test_rows_of_one_length(shape, sparsity):
     out, in_ = shape
@@ -334,6 +334,12 @@ def test_rows_of_one_length(shape, sparsity):
     assert again.pattern.equals(layer.pattern) and (in_ == 1 or nnz in (0, out * in_) or not other.pattern.equals(layer.pattern))
     rows, cols, values = again.to_coo()
     assert torch.equal(values, dense.weight.detach()[rows.long(), cols.long()])  # `from_dense` keeps them, `sparsify` scales
+
+
+def test_rows_of_one_length_are_drawn_in_panels(monkeypatch):
+    whole = select.equal_rows((31, 200), 200, 3)
+    monkeypatch.setattr(select, "_SCORES", 900)  # four rows at a time
+    assert select.equal_rows((31, 200), 200, 3).equals(whole)
 
 
 def test_rows_of_one_length_are_uniform():

@@ -90,6 +90,9 @@ class GMP(DST):
         wanted = round((1.0 - self._target(self._initial.get(name, layer.nnz), positions, step)) * positions)
         return max(0, layer.nnz - wanted)
 
+    def _can_change(self, layer: SparseLinear) -> bool:
+        return layer.nnz > 0  # a full one, too
+
     def _takes_part(self, layer: SparseLinear, k: int) -> bool:
         return layer.nnz > 0 if self._scope == "global" else k > 0
 

@@ -41,7 +41,8 @@ class DST:
     `values.grad`. The schedule counts the steps the optimiser really takes, so one that `GradScaler` skips neither advances it nor edits
     anything. An update follows optimiser step t when t is a multiple of `every` and start <= t < t_end. Then
     k = floor(drop_fraction * nnz) connections of every layer move, at most as many as it has empty positions; a layer that is empty, full
-    or frozen is left alone. Without redistribution the nnz of a layer never changes. Optimiser state and `.grad` stay with their connection.
+    or frozen is left alone. Without redistribution the nnz of a layer never changes; with it a full layer takes part like every other.
+    Optimiser state and `.grad` stay with their connection.
     A replayed CUDA graph runs no Python, so its steps are not counted: tell the stepper with `count_step()` after each replay.
 
     Args:
@@ -187,7 +188,7 @@ class DST:
         a CUDA graph: capture it within, keep the `Recording`, and give it to `count_step` after every replay.
         """
         _disarm(self._armed)  # what a rehearsal computes is no gradient of the coming step
-        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if _empty(layer) and layer.nnz} if self._window() else {})
+        recording = Recording({layer: Recorder(layer) for _, _, layer in self._trained() if self._can_change(layer)} if self._window() else {})
         try:
             yield recording
         finally:
@@ -262,7 +263,7 @@ class DST:
         """Put recorders on the layers if an update reads gradients of the coming step; take off the old ones."""
         _disarm(self._armed)
         if any(self.is_update(self.steps + ahead) for ahead in range(1, self._window() + 1)):
-            self._armed.update((layer, Recorder(layer)) for _, _, layer in self._trained() if _empty(layer) and layer.nnz)
+            self._armed.update((layer, Recorder(layer)) for _, _, layer in self._trained() if self._can_change(layer))
         else:
             self._recorded.clear()
 
@@ -358,8 +359,13 @@ class DST:
         return Job(name, layer, rules.Context(name, number, step, self.updates, fraction, empty, key, self.optimizer, operands), k)
 
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
-        """How many connections of a layer to drop."""
-        return min(int(fraction * layer.nnz), _empty(layer))
+        """How many connections of a layer to drop. Where it grows as many, no more than it has other places for."""
+        k = int(fraction * layer.nnz)
+        return k if self._weight is not None else min(k, _empty(layer))
+
+    def _can_change(self, layer: SparseLinear) -> bool:
+        """Whether an update may change the layer."""
+        return layer.nnz > 0 and (_empty(layer) > 0 or self._weight is not None)
 
     def _takes_part(self, layer: SparseLinear, k: int) -> bool:
         """Whether a layer that is to drop `k` connections has a part in the update."""
