@@ -60,7 +60,7 @@ def save_training(
     """
     inner = unwrapped(model)
     _check_whole("save_training", inner)
-    group = (dst and dst._group) or group_of(m for m in inner.modules() if isinstance(m, SparseLinear))
+    group = _group(model, dst)
     team = Team(group, "save_training")
     recorded = _recorded(dst, team)
     generators = [_generators(inner)] if group is None else all_objects(_generators(inner), group)
@@ -82,6 +82,16 @@ def save_training(
         persistence.write(Path(path), persistence.entries_of(inner, "save_training") | tensors, header, "save_training")
 
     team.agree(put, lambda _: {})
+
+
+def _group(model: nn.Module, dst: DST | None) -> dist.ProcessGroup | None:
+    """The processes that train together; None for one."""
+    if dst is not None and dst._group is not None:
+        return dst._group
+    group = getattr(model, "process_group", None)  # of a DistributedDataParallel, with sparse layers or without
+    if group is not None:
+        return group if dist.get_world_size(group) > 1 else None
+    return group_of(module for module in model.modules() if isinstance(module, SparseLinear))
 
 
 def _check_whole(who: str, model: nn.Module) -> None:
@@ -122,13 +132,12 @@ def _recorded(dst: DST | None, team: Team) -> list[dict[str, Joined | None]]:
     """What the stepper has recorded for its next update, of all ranks: one dictionary by layer for every step, newest first."""
     if dst is None:
         return []
-    who = "save_training"
-    require(dst._due is None, f"{who}: an update is due and not made; call dst.step() before saving.")
-    begun = any(recorder.has_begun for recorder in dst._armed.values())
-    require(not begun, f"{who}: the gradient of the coming step has begun; save after optimizer.step() and dst.step(), or after zero_grad().")
     layers = {name: layer for name, _, layer in dst._trained()}
 
     def collect() -> dict[str, list]:
+        require(dst._due is None, f"{team.who}: an update is due and not made; call dst.step() before saving.")
+        begun = any(recorder.has_begun for recorder in dst._armed.values())
+        require(not begun, f"{team.who}: the gradient of the coming step has begun; save after dst.step() or zero_grad().")
         return {name: [step[layer].operands() if layer in step else None for step in dst._recorded] for name, layer in layers.items()}
 
     pairs = team.share({"optimiser steps": dst.steps, "updates": dst.updates}, layers, collect)
@@ -203,7 +212,7 @@ def load_training(
     who = f"load_training: {Path(path)}"
     inner = unwrapped(model)
     _check_whole("load_training", inner)
-    group = (dst and dst._group) or group_of(m for m in inner.modules() if isinstance(m, SparseLinear))
+    group = _group(model, dst)
 
     def read() -> tuple[dict[str, object], dict[str, Tensor], tuple | None, int]:
         parts, entries, mark = _parts(who, path)
