@@ -491,8 +491,10 @@ def test_a_training_that_failed_leaves_nothing_behind():
 
 
 def test_numbers_of_a_record_are_plain():
-    record = snack.dst.Update(step=10, number=1, fraction=0.25, layers={"a": 3, "b": 4}, seconds=0.5)
-    assert json.loads(json.dumps(numbers(record))).items() >= {"dst/step": 10, "dst/update": 1, "dst/dropped": 7, "dst/grown": 7}.items()
+    counts = {"a": 3, "b": 4}
+    record = snack.dst.Update(10, 1, 0.25, counts, counts, {"a": 30, "b": 40}, 0.5, overlap={"a": 0.5, "b": 0.75})
+    wanted = {"dst/step": 10, "dst/update": 1, "dst/dropped": 7, "dst/grown": 7, "dst/nnz": 70, "dst/overlap/b": 0.75}
+    assert json.loads(json.dumps(numbers(record))).items() >= wanted.items()
 
 
 @pytest.mark.parametrize(("name", "package"), [("TransformersCallback", "transformers"), ("LightningCallback", "pytorch_lightning")])

@@ -88,20 +88,19 @@ class Stepping:
 
 
 def numbers(record: Update) -> dict[str, float]:
-    """An update for a logger: dst/step, update, fraction, dropped, grown and seconds; dst/nnz and, a layer, dst/overlap/NAME and
-    dst/explored/NAME where the record has them."""
+    """An update for a logger: dst/step, update, fraction, dropped, grown, nnz and seconds; a layer, dst/overlap/NAME and
+    dst/explored/NAME where the stepper tracks them."""
     logged = {
         "dst/step": record.step,
         "dst/update": record.number,
         "dst/fraction": record.fraction,
         "dst/dropped": record.dropped,
         "dst/grown": record.grown,
+        "dst/nnz": sum(record.nnz.values()),
         "dst/seconds": record.seconds,
     }
-    if nnz := getattr(record, "nnz", None):
-        logged["dst/nnz"] = sum(nnz.values())
     for name in ("overlap", "explored"):
-        logged |= {f"dst/{name}/{layer}": part for layer, part in (getattr(record, name, None) or {}).items()}
+        logged |= {f"dst/{name}/{layer}": part for layer, part in (getattr(record, name) or {}).items()}
     return logged
 
 
