@@ -236,7 +236,7 @@ class SparseLinear(nn.Module):
         card = call(torch.ops.snack.cuda_capability, self.values.device.index)
         costs = _costs.text_of(card)
         plans = {name: call(torch.ops.snack.explain_cuda, code, *problem(name), *card, costs) for code, name in enumerate(_PRODUCTS)}
-        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the CPU, through copies"}
+        return plans | {"costs": _costs.source_of(card), "rewire": "on the card", "topology rules": "on the card"}
 
     @torch.no_grad()
     def rewire(
