@@ -111,6 +111,27 @@ std::tuple<Tensor, Tensor> grow_uniform(const Tensor& index, const Tensor& tile_
   return {rows, cols};
 }
 
+std::tuple<Tensor, Tensor> grow_gradient(const Tensor& index, const Tensor& tile_ptr, const Tensor& drop, const Tensor& dy, const Tensor& x, int64_t k,
+                                         int64_t out, int64_t in) {
+  constexpr const char* kName = "grow_gradient";
+  const OnCard card(kName, index);
+  const Tensor drops = index_list(kName, "drop", drop, index);
+  GrowGradientArgs args{{pattern_view(kName, index, tile_ptr, out, in), integers(drops), drops.numel()}};
+  check_matrix(kName, "dy", dy, index, out, "out_features");
+  check_matrix(kName, "x", x, index, in, "in_features");
+  const DType dtype = dtype_of(x, kName, "x");
+  check_same(kName, dtype_of(dy, kName, "dy"), "dy", dtype, "x");
+  args.dy = matrix(dy, dtype), args.x = matrix(x, dtype), args.k = k;
+  const int64_t room = std::clamp<int64_t>(k, 0, out * in);  // more is refused
+  const Tensor rows = allocate(kName, tile_ptr, {room}), cols = allocate(kName, tile_ptr, {room}), status = new_status<cuda::SelectStatus>(kName, index);
+  const int64_t bytes = cuda::grow_gradient_workspace(args.empty.pattern.geometry, k, dtype);
+  const Workspace workspace(kName, index, bytes, kAlignment);
+  cuda::grow_gradient(args, static_cast<int64_t*>(rows.data_ptr()), static_cast<int64_t*>(cols.data_ptr()),
+                      static_cast<cuda::SelectStatus*>(status.data_ptr()), {current_stream(kName, card.device), workspace.data(), bytes});
+  expect_chosen(status, args.empty.pattern.geometry, k);
+  return {rows, cols};
+}
+
 // Waits for nothing: an error is in the result.
 struct CudaExchange {
   static Tensor run(const Tensor& index, const ExchangeArgs& args) {
@@ -131,5 +152,6 @@ STABLE_TORCH_LIBRARY_IMPL(snack, CUDA, m) {
   m.impl("rewire", TORCH_BOX(&rewire));
   m.impl("select_smallest", TORCH_BOX(&select_smallest));
   m.impl("grow_uniform", TORCH_BOX(&grow_uniform));
+  m.impl("grow_gradient", TORCH_BOX(&grow_gradient));
   m.impl("exchange_", TORCH_BOX(&exchange<CudaExchange>));
 }

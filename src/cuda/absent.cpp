@@ -26,6 +26,7 @@ int64_t rewire_workspace(const Geometry&, int64_t, int64_t) { refuse("rewire_wor
 int64_t select_smallest_workspace(DType, int64_t) { refuse("select_smallest_workspace"); }
 int64_t exchange_workspace(const ExchangeArgs&) { refuse("exchange_workspace"); }
 int64_t grow_uniform_workspace(const Geometry&, int64_t) { refuse("grow_uniform_workspace"); }
+int64_t grow_gradient_workspace(const Geometry&, int64_t, DType) { refuse("grow_gradient_workspace"); }
 
 void spmm(const SpmmArgs&, const Plan&, const Resources&) { refuse("spmm"); }
 void spmm_t(const SpmmTArgs&, const Plan&, const Resources&) { refuse("spmm_t"); }
@@ -35,5 +36,6 @@ void rewire(const RewireArgs&, const RewireOutput&, const Resources&) { refuse("
 void exchange(const ExchangeArgs&, ExchangeResult*, const Resources&) { refuse("exchange_"); }
 void select_smallest(const SelectArgs&, int64_t*, SelectStatus*, const Resources&) { refuse("select_smallest"); }
 void grow_uniform(const EmptyPositions&, int64_t, uint64_t, int64_t*, int64_t*, SelectStatus*, const Resources&) { refuse("grow_uniform"); }
+void grow_gradient(const GrowGradientArgs&, int64_t*, int64_t*, SelectStatus*, const Resources&) { refuse("grow_gradient"); }
 
 }  // namespace snack::cuda

@@ -28,6 +28,7 @@ inline void sddmm(const SddmmArgs& args, Regime regime, int thread_count) { run(
 inline void sddmm_update(const SddmmUpdateArgs& args, Regime regime, int thread_count) { run(Operation::kSddmmUpdate, args, args.x.rows, regime, thread_count, cpu::sddmm_update); }
 inline std::vector<int64_t> select_smallest(const SelectArgs& args) { return cpu::select_smallest(args); }
 inline Positions grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key) { return cpu::grow_uniform(empty, k, key); }
+inline Positions grow_gradient(const GrowGradientArgs& args) { return cpu::grow_gradient(args, plain_gemm(), threads(2)); }
 inline ExchangeResult exchange(const ExchangeArgs& args) { return cpu::exchange(args, plain_gemm(), threads(3)); }
 inline RewireResult rewire(const RewireArgs& args) { return cpu::rewire(args, threads(3)); }
 

@@ -191,6 +191,19 @@ inline Positions grow_uniform(EmptyPositions empty, int64_t k, uint64_t key) {
   return {to_list(rows, k), to_list(cols, k)};
 }
 
+inline Positions grow_gradient(GrowGradientArgs args) {
+  const Geometry g = args.empty.pattern.geometry;
+  const DevicePatternCopy pattern(args.empty.pattern);
+  const Memory drop = Memory::copy_of(args.empty.drop, args.empty.drops * 8);
+  const DeviceMatrix dy(args.dy), x(args.x);
+  args.empty.pattern = pattern.view(), args.empty.drop = integers(drop), args.dy = dy.view(), args.x = x.view();
+  const int64_t bytes = cuda::grow_gradient_workspace(g, args.k, args.x.dtype), room = std::min(args.k, g.out * g.in);
+  const Memory workspace = poisoned(bytes), rows(room * 8), cols(room * 8), status(sizeof(cuda::SelectStatus));
+  cuda::grow_gradient(args, integers(rows), integers(cols), reinterpret_cast<cuda::SelectStatus*>(status.data()), {nullptr, workspace.data(), bytes});
+  expect_chosen(status, g, args.k);
+  return {to_list(rows, args.k), to_list(cols, args.k)};
+}
+
 /// Index, tile pointers and what is carried come back changed.
 inline ExchangeResult exchange(ExchangeArgs args) {
   const Geometry& g = args.geometry;

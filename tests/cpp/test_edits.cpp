@@ -37,21 +37,4 @@ TEST(Sample, IsUniform) {
   for (const int c : count) EXPECT_NEAR(c, 1000, 6 * std::sqrt(4000 * 0.25 * 0.75));
 }
 
-TEST(GrowGradient, EqualsTheReferenceWithTies) {
-  std::mt19937_64 rng(5);
-  for (const auto& [out, in, nnz] : {Shape{60, 1500, 9000}, {1, 9, 3}, {700, 50, 100}}) {
-    const HostPattern pattern = cpu::sample(out, in, nnz, rng(), serial());
-    // Small integers: exact products, many ties.
-    std::vector<double> x(size_t(4 * in)), dy(size_t(4 * out));
-    for (double& v : x) v = double(int64_t(rng() % 5) - 2);
-    for (double& v : dy) v = double(int64_t(rng() % 5) - 2);
-    const std::vector<int64_t> drop = {0, nnz - 1};
-    const GrowGradientArgs args{{pattern.view(), drop.data(), 2}, {dy.data(), DType::kFloat64, 4, out, out, 1},
-                                {x.data(), DType::kFloat64, 4, in, in, 1}, std::min<int64_t>(5, out * in - nnz)};
-    const Positions grown = cpu::grow_gradient(args, plain_gemm(), threads(2)), expected = reference::grow_gradient(args);
-    EXPECT_EQ(grown.rows, expected.rows);
-    EXPECT_EQ(grown.cols, expected.cols);
-  }
-}
-
 }  // namespace snack::testing

@@ -131,6 +131,67 @@ TEST(Exchange, CarriesEveryType) {
   }
 }
 
+// dy and x of small whole numbers: sums are exact, and many of them equal.
+struct Operands {
+  std::vector<uint8_t> dy_bytes, x_bytes;
+  MatrixView dy, x;
+  Operands(const Geometry& g, int64_t batch, DType dtype, uint64_t seed, int range = 3) {
+    std::mt19937_64 rng(seed);
+    with_type(dtype, [&](auto element) {
+      using T = decltype(element);
+      const auto fill = [&](std::vector<uint8_t>& bytes, int64_t cols) {
+        bytes.resize(size_t(batch * cols) * sizeof(T) + 16);
+        T* data = reinterpret_cast<T*>(bytes.data());
+        for (int64_t i = 0; i < batch * cols; ++i) data[i] = T(float(int64_t(rng() % uint64_t(2 * range + 1)) - range));
+        return matrix(data, batch, cols);
+      };
+      dy = fill(dy_bytes, g.out), x = fill(x_bytes, g.in);
+    });
+  }
+};
+
+TEST(Exchange, ByGradientEqualsTheReference) {
+  uint64_t seed = 100;
+  for (const auto& [out, in, nnz] : {Shape{100, 2100, 9000}, {300, 1000, 90000}, {300, 1100, 900}, {5, 5, 20}, {1, 1, 1}, {2000, 5, 4000}, {3, 3000, 200}, {300, 1000, 3000}}) {
+    SCOPED_TRACE(std::to_string(out) + " x " + std::to_string(in) + ", " + std::to_string(nnz));
+    ++seed;
+    const Layer layer(reference::sample(out, in, nnz, seed), kTwo, seed);
+    for (const int64_t batch : {0, 1, 4, 19}) {
+      const DType dtype = batch == 1 ? DType::kFloat16 : batch == 4 ? DType::kBFloat16 : batch == 19 ? DType::kFloat64 : DType::kFloat32;
+      const Operands operands(layer.pattern.geometry, batch, dtype, seed);
+      expect_equals_reference(layer, {.drop_rule = DropRule::kMagnitude, .k = nnz / 4, .grow_rule = GrowRule::kGradient, .dy = operands.dy, .x = operands.x});
+    }
+    const Operands operands(layer.pattern.geometry, 9, DType::kFloat32, seed, 40);
+    expect_equals_reference(layer, {.drop_rule = DropRule::kSigned, .fraction = 0.3, .k = nnz, .grow_rule = GrowRule::kGradient, .dy = operands.dy, .x = operands.x});
+  }
+}
+
+TEST(Exchange, GradientsThatAreNoNumber) {
+  for (const auto& [out, in, nnz] : {Shape{60, 50, 300}, {300, 1000, 30000}, {300, 1000, 500}}) {
+    const Layer layer(reference::sample(out, in, nnz, 3), kTwo, 4);
+    Operands operands(layer.pattern.geometry, 3, DType::kFloat32, 5);
+    float* x = reinterpret_cast<float*>(operands.x_bytes.data());
+    float* dy = reinterpret_cast<float*>(operands.dy_bytes.data());
+    for (int64_t col = 0; col < in; col += 3) x[col] = NAN;
+    dy[2] = INFINITY;
+    const ExchangeArgs args{.k = nnz / 3, .grow_rule = GrowRule::kGradient, .dy = operands.dy, .x = operands.x};
+    expect_equals_reference(layer, args);
+
+    for (int64_t col = 1; col < in; ++col) x[col] = NAN;  // one column is left, with fewer positions than are to grow
+    Layer ours = layer, untouched = layer;
+    ExchangeArgs all = args;
+    all.k = std::max(nnz / 2, 2 * out) > nnz ? nnz : std::max(nnz / 2, 2 * out);
+    try {
+      const ExchangeResult result = ours.exchange(all, backend::exchange);
+      EXPECT_EQ(result.moved, 0);
+      EXPECT_EQ(result.error, int64_t(ExchangeError::kTooFewGradients));
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("grow_gradient: only"), std::string::npos) << error.what();
+    }
+    expect_same(ours, untouched);
+  }
+}
+
 TEST(Exchange, RowsThatAreFullOrEmpty) {
   std::mt19937_64 rng(2);
   for (const int64_t nnz : {5000, 60000}) {

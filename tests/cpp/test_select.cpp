@@ -148,5 +148,74 @@ TEST(GrowUniform, RefusesWhatDoesNotFit) {
   refuses("slot -1 to drop is outside 0 .. 3", [&] { backend::grow_uniform({full.view(), below, 1}, 1, 1); });
 }
 
+// dy and x of small whole numbers: sums are exact, and many of them equal.
+struct Operands {
+  std::vector<uint8_t> bytes[2];
+  MatrixView dy, x;
+  Operands(const Geometry& g, int64_t batch, DType dtype, std::mt19937_64& rng, int64_t range = 2) {
+    const auto fill = [&](std::vector<uint8_t>& memory, int64_t cols) {
+      return with_type(dtype, [&](auto element) {
+        using T = decltype(element);
+        memory.resize(size_t(batch * cols) * sizeof(T) + 16);
+        T* data = reinterpret_cast<T*>(memory.data());
+        for (int64_t i = 0; i < batch * cols; ++i) data[i] = T(float(int64_t(rng() % uint64_t(2 * range + 1)) - range));
+        return matrix(data, batch, cols);
+      });
+    };
+    dy = fill(bytes[0], g.out), x = fill(bytes[1], g.in);
+  }
+};
+
+TEST(GrowGradient, EqualsTheReferenceWithTies) {
+  std::mt19937_64 rng(5);
+  for (const auto& [out, in, nnz] : {Shape{60, 1500, 9000}, {1, 9, 3}, {700, 50, 100}, {300, 1000, 90000}, {500, 1100, 50}, {1, 1, 0}, {1025, 300, 2000}}) {
+    SCOPED_TRACE(nnz);
+    const HostPattern pattern = reference::sample(out, in, nnz, rng());
+    const std::vector<int64_t> drop = nnz == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{0, nnz - 1};
+    for (const int64_t batch : {0, 4, 17}) {
+      for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+        const Operands operands(pattern.geometry, batch, dtype, rng, batch == 4 ? 2 : 50);
+        for (const int64_t k : {std::min<int64_t>(5, out * in - nnz), (out * in - nnz) / 30, out * in - nnz}) {
+          const GrowGradientArgs args{{pattern.view(), drop.data(), int64_t(drop.size())}, operands.dy, operands.x, k};
+          expect_same(backend::grow_gradient(args), reference::grow_gradient(args));
+        }
+      }
+    }
+  }
+}
+
+TEST(GrowGradient, TakesAnyStridesAndSmallTypes) {
+  std::mt19937_64 rng(6);
+  const HostPattern pattern = reference::sample(90, 1200, 20000, 3);
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    Operands operands(pattern.geometry, 8, dtype, rng, 5);
+    operands.dy.rows = operands.x.rows = 4;  // every second row
+    operands.dy.row_stride *= 2, operands.x.row_stride *= 2;
+    const GrowGradientArgs args{{pattern.view(), nullptr, 0}, operands.dy, operands.x, 900};
+    expect_same(backend::grow_gradient(args), reference::grow_gradient(args));
+    operands.dy.row_stride = 0;  // one row for all, as the gradient of a sum arrives
+    const GrowGradientArgs expanded{{pattern.view(), nullptr, 0}, operands.dy, operands.x, 900};
+    expect_same(backend::grow_gradient(expanded), reference::grow_gradient(expanded));
+  }
+}
+
+TEST(GrowGradient, RefusesWhatIsNotThere) {
+  std::mt19937_64 rng(7);
+  for (const auto& [out, in, nnz] : {Shape{2, 2, 3}, {300, 900, 1000}}) {
+    const HostPattern pattern = reference::sample(out, in, nnz, 1);
+    const int64_t room = out * in - nnz, twice[] = {1, 1}, beyond[] = {nnz};
+    Operands operands(pattern.geometry, 2, DType::kFloat32, rng);
+    const auto grow = [&](const int64_t* drop, int64_t drops, int64_t k) {
+      return [=, &pattern, &operands] { backend::grow_gradient({{pattern.view(), drop, drops}, operands.dy, operands.x, k}); };
+    };
+    refuses("cannot grow " + std::to_string(room + 1) + " connections", grow(nullptr, 0, room + 1));
+    refuses("has " + std::to_string(room + 1) + " empty positions", grow(twice, 2, room + 2));
+    refuses("slot " + std::to_string(nnz) + " to drop is outside", grow(beyond, 1, 1));
+    float* x = reinterpret_cast<float*>(operands.bytes[1].data());
+    for (int64_t i = 0; i < 2 * in; ++i) x[i] = NAN;
+    refuses("grow_gradient: only 0 of the 1 positions", grow(nullptr, 0, 1));
+  }
+}
+
 }  // namespace
 }  // namespace snack::testing

@@ -483,7 +483,7 @@ def test_doctor_shows_the_card_and_runs_every_operation_on_it(capsys):
     assert card["name"] == torch.cuda.get_device_name(0) and card["memory_bytes"] > 0
     assert len(card["operations"]) == 9 and all(result["ok"] for result in card["operations"].values())
     assert main(["doctor"]) == 0
-    assert "Topology rules: on the CPU, through copies" in capsys.readouterr().out
+    assert "Topology rules: on the card" in capsys.readouterr().out
 
 
 def test_a_card_without_code_is_told(monkeypatch):

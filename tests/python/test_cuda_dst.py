@@ -85,6 +85,70 @@ def test_grow_uniform(out, in_, nnz):
     fails([f"slot {nnz} to drop is outside"], ops.grow_uniform, there, 0, 1, [nnz])
 
 
+# ---- grow_gradient ----
+
+
+def operands(out, in_, batch, dtype=torch.float32, size=2, seed=0):
+    """dy, x of small whole numbers on the card: every sum is exact, and many are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randint(-size, size + 1, (batch, n), generator=generator).to(dtype).to(DEVICE) for name, n in (("dy", out), ("x", in_))}
+
+
+GRADIENT_SHAPES = [
+    (300, 2100, 30_000), (300, 2100, 629_000), (300, 2100, 200), (1, 70_000, 900), (70_000, 1, 30_000), (5000, 3, 9000), (64, 1024, 65_536),
+    (3000, 3000, 900_000), (3000, 3000, 5000), (1, 1, 1), (1, 1, 0), (129, 1025, 0),
+]
+OPERANDS = [(4, torch.float32, 2), (33, torch.float32, 50), (7, torch.bfloat16, 8), (0, torch.float16, 1), (3, torch.float16, 8)]
+OPERANDS += [(5, torch.float64, 50)]
+
+
+@pytest.mark.parametrize(("out", "in_", "nnz"), GRADIENT_SHAPES)
+@pytest.mark.parametrize(("batch", "dtype", "size"), OPERANDS)
+def test_grow_gradient(out, in_, nnz, batch, dtype, size):
+    pattern = Pattern.random((out, in_), nnz, 3)
+    there, room = pattern.to(DEVICE), out * in_ - nnz
+    by = operands(out, in_, batch, dtype, size)
+    dy, x = by["dy"].cpu(), by["x"].cpu()
+    drop = torch.randperm(nnz, generator=torch.Generator().manual_seed(1))[: nnz // 5]
+    wanted = [(min(room, nnz // 4), None), (min(room + drop.numel(), nnz // 3), drop), (0, None), (min(1, room), None), (min(room, 70_000), None)]
+    for k, slots in wanted:
+        rows, cols = ops.grow_gradient(there, by["x"], by["dy"], k, slots if slots is None else slots.to(DEVICE))
+        expected = ops.grow_gradient(pattern, x, dy, k, slots)
+        assert rows.is_cuda and torch.equal(rows.cpu(), expected[0]) and torch.equal(cols.cpu(), expected[1])
+    fails([f"cannot grow {room + 1} connections", f"has {room} empty positions"], ops.grow_gradient, there, by["x"], by["dy"], room + 1)
+
+
+@pytest.mark.parametrize(("nnz", "k"), [(1_000_000, 100_000), (60_000, 20)])
+def test_grow_gradient_of_more_positions_than_an_int32_counts(nnz, k):
+    """dy is 0 but for a few rows: the best lie there, and a sample hardly meets them."""
+    out, in_ = 50_000, 50_000
+    pattern, by = Pattern.random((out, in_), nnz, 3).to(DEVICE), operands(out, in_, 1, size=1000)
+    by["dy"][0, :-3] = 0
+    by["dy"][0, -3:] = torch.tensor([1.0, -2.0, 3.0])
+    rows, cols = ops.grow_gradient(pattern, by["x"], by["dy"], k)
+    scores = (by["dy"][0, rows] * by["x"][0, cols]).abs()
+    chosen, live = rows * in_ + cols, pattern.rows.long() * in_ + pattern.cols
+    assert rows.unique().numel() <= 3 and chosen.unique().numel() == k and not bool(torch.isin(chosen, live).any())
+    # All of them at once, on the card: the three rows alone, without their taken positions.
+    three = (by["dy"][0, -3:, None] * by["x"][0]).abs()
+    taken = pattern.rows >= out - 3
+    three[pattern.rows[taken].long() - (out - 3), pattern.cols[taken].long()] = -1
+    assert torch.equal(three.flatten().sort(descending=True).values[:k], scores)
+
+
+def test_grow_gradient_of_numbers_as_they_come():
+    """Sums that are rounded: the chosen positions are the best of the dense product but for those as good as the last one."""
+    pattern = Pattern.random((2000, 3000), 300_000, 1).to(DEVICE)
+    dy, x = torch.randn(64, 2000, device=DEVICE), torch.randn(64, 3000, device=DEVICE)
+    rows, cols = ops.grow_gradient(pattern, x, dy, 90_000)
+    gradient = (dy.double().T @ x.double()).abs()
+    gradient[pattern.rows.long(), pattern.cols.long()] = -1
+    scores, best = gradient[rows, cols], gradient.flatten().sort(descending=True).values[:90_000]
+    assert bool((scores >= best[-1] - 1e-4).all()) and torch.allclose(scores, best, rtol=0, atol=1e-4)
+    again = ops.grow_gradient(pattern, x, dy, 90_000)
+    assert torch.equal(rows, again[0]) and torch.equal(cols, again[1])
+
+
 def test_lists_are_not_captured():
     values, pattern = torch.randn(100, device=DEVICE), Pattern.random((30, 40), 100, 1).to(DEVICE)
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -92,6 +156,7 @@ def test_lists_are_not_captured():
         graph.capture_begin()
         fails(["captured", "between replays"], ops.select_smallest, values, 3)
         fails(["captured", "between replays"], ops.grow_uniform, pattern, 3, 1)
+        fails(["captured", "between replays"], ops.grow_gradient, pattern, torch.ones(2, 40, device=DEVICE), torch.ones(2, 30, device=DEVICE), 3)
         graph.capture_end()
 
 
@@ -146,6 +211,30 @@ def test_exchange_uniform(out, in_, nnz):
             assert moved <= k and (drop == "signed" or moved == k)
 
 
+@pytest.mark.parametrize(("out", "in_", "nnz"), GRADIENT_SHAPES)
+@pytest.mark.parametrize(("batch", "dtype", "size"), OPERANDS)
+def test_exchange_by_gradient(out, in_, nnz, batch, dtype, size):
+    for drop, fraction in (("magnitude", 0.0), ("signed", 0.3)):
+        layer = Layer(out, in_, nnz)
+        for update in range(2):
+            k = min(int(0.3 * nnz), out * in_ - nnz)
+            moved = layer.exchange(drop, fraction, k, "gradient", **operands(out, in_, batch, dtype, size, update))
+            assert moved <= k and (drop == "signed" or moved == k)
+
+
+@pytest.mark.parametrize("nnz", [60_000, 600], ids=["bits", "lists"])
+def test_exchange_without_enough_gradients_changes_nothing(nnz):
+    layer = Layer(300, 2100, nnz)
+    by = operands(300, 2100, 3)
+    by["x"][0, 1:] = float("nan")
+    k = min(nnz, 1000)
+    for drop, fraction in (("magnitude", 0.0), ("signed", 1.0)):
+        result = layer.exchange_on_card(drop, fraction, k, "gradient", **by)
+        assert result.tolist() == [0, 1]
+        layer.check()
+    layer.exchange("magnitude", 0.0, 20, "gradient", **by)  # a column of numbers is enough for these
+
+
 @pytest.mark.parametrize("shape", [(300, 1100, 90_000), (300, 1100, 3000), (40, 70, 2000), (4, 5, 20), (7, 9, 0), (0, 5, 0)])
 def test_exchange_of_nothing_and_of_everything(shape):
     out, in_, nnz = shape
@@ -177,16 +266,19 @@ def test_exchange_of_a_large_layer():
     layer = Layer(10_000, 10_000, 10_000_000)
     layer.exchange("signed", 0.3, 3_000_000, "uniform", 17)
     layer.exchange("magnitude", 0.0, 3_000_000, "uniform", 18)
+    layer.exchange("magnitude", 0.0, 3_000_000, "gradient", **operands(10_000, 10_000, 4, size=1000))
 
 
-@pytest.mark.parametrize(("in_", "nnz"), [(10_000, 1_000_000), (10_000, 100_000), (1_000_000, 500_000)])
-def test_exchange_needs_little_memory(in_, nnz):
+@pytest.mark.parametrize("grow", ["uniform", "gradient"])
+@pytest.mark.parametrize(("in_", "nnz"), [(10_000, 1_000_000), (10_000, 100_000), (100_000, 500_000)])
+def test_exchange_needs_little_memory(in_, nnz, grow):
     layer = Layer(1000, in_, nnz)
+    by = operands(1000, in_, 2) if grow == "gradient" else {}
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    layer.exchange_on_card("magnitude", 0.0, nnz // 3, "uniform", 1)
-    assert torch.cuda.max_memory_allocated() - before <= 16 * nnz + 2**20 + 4096
+    layer.exchange_on_card("magnitude", 0.0, nnz // 2, grow, 1, **by)
+    assert torch.cuda.max_memory_allocated() - before <= 16 * nnz + 3 * 2**20 + 4096
 
 
 @pytest.mark.parametrize("nnz", [60_000, 600], ids=["bits", "lists"])
@@ -203,6 +295,24 @@ def test_exchange_is_captured(nnz):
     for _ in range(3):
         graph.replay()
         ops.exchange_(layer.pattern, layer.carried, layer.fills, "signed", 0.3, nnz, "uniform", 6)
+        layer.check()
+
+
+@pytest.mark.parametrize("nnz", [60_000, 600], ids=["bits", "lists"])
+def test_an_exchange_by_gradient_is_captured(nnz):
+    """A replay uses the gradient that is there then."""
+    layer, by = Layer(300, 2100, nnz), operands(300, 2100, 4)
+    layer.exchange("magnitude", 0.0, nnz // 4, "gradient", **by)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        ops.exchange_(layer.on_card, layer.carried_on_card, layer.fills_on_card, "magnitude", 0.0, nnz // 4, "gradient", **by)
+    for seed in range(3):
+        for name, other in operands(300, 2100, 4, seed=seed).items():
+            by[name].copy_(other)
+        graph.replay()
+        cpu = {name: t.cpu() for name, t in by.items()}
+        ops.exchange_(layer.pattern, layer.carried, layer.fills, "magnitude", 0.0, nnz // 4, "gradient", **cpu)
         layer.check()
 
 

@@ -82,7 +82,7 @@ ExchangeResult exchange(const ExchangeArgs& args, const Gemm& gemm, const Parall
 }
 
 namespace cuda {
-/// Scratch of an exchange on the current device: at most 16 bytes a slot and 1 MiB where at most half of the connections may move and no
+/// Scratch of an exchange on the current device: at most 16 bytes a slot and 3 MiB where at most half of the connections may move and no
 /// element is longer than 4 bytes; 4 bytes a slot more with elements of 8, and up to 12 more where all connections may move.
 int64_t exchange_workspace(const ExchangeArgs& args);
 

@@ -76,11 +76,14 @@ struct SelectStatus {
 /// Scratch of the operations below on the current device.
 int64_t select_smallest_workspace(DType dtype, int64_t nnz);
 int64_t grow_uniform_workspace(const Geometry& geometry, int64_t k);
+int64_t grow_gradient_workspace(const Geometry& geometry, int64_t k, DType dtype);
 
 /// The same choices on the device, without waiting for it: pointers of the arguments are device memory, results go to device memory.
 /// *status is written last; on an error the results are not defined. Fewer than 2^31 slots.
 void select_smallest(const SelectArgs& args, int64_t* slots, SelectStatus* status, const Resources& resources);
 void grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key, int64_t* rows, int64_t* cols, SelectStatus* status, const Resources& resources);
+/// Sums are float (of float64 operands double). Time is that of a dense product without tensor cores, two or three times.
+void grow_gradient(const GrowGradientArgs& args, int64_t* rows, int64_t* cols, SelectStatus* status, const Resources& resources);
 
 /// The sentence for a status that the host has read, after a choice of k; empty when there was no error.
 std::string describe(const SelectStatus& status, const Geometry& geometry, int64_t k);

@@ -32,7 +32,7 @@ def run(arguments) -> int:
             if "not_run" in card:
                 say(f"{facts}. Operations not run: {card['not_run']}.")
             else:
-                say(f"{facts}. Topology rules: on the CPU, through copies.")
+                say(f"{facts}. Topology rules: on the card.")
                 _print_operations(f"on {name}", card["operations"])
         if not report["cards"]:
             say(f"operations on a card: not run: {report['cuda_not_run']}.")

@@ -181,5 +181,5 @@ def _register_copies() -> torch.library.Library:
     return library
 
 
-ON_THE_CPU = ("grow_gradient", "pack", "unpack")
+ON_THE_CPU = ("pack", "unpack")
 _copies = _register_copies()

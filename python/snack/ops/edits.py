@@ -1,9 +1,8 @@
-"""Operations on topologies: choose connections to drop, choose positions to grow, and `rewire`, which does it.
+"""Operations on topologies: choose connections to drop, choose positions to grow, `rewire`, which does it; and `exchange_`, all at once.
 
-They are pure: tensors go in, new tensors come out. `SparseLinear.rewire` applies them to a layer.
-
-On CUDA tensors `rewire` runs on the card; the choosing (select_smallest, grow_uniform, grow_gradient) runs on the CPU in this
-version, through copies of what it reads, and its results are put where the values or the pattern are.
+All but the last are pure: tensors go in, new tensors come out. `SparseLinear.rewire` applies them to a layer. On CUDA tensors everything
+runs on the card. The pure ones read there whether they are valid, so the host waits for them once, and they cannot be captured in a CUDA
+graph; `exchange_` waits for nothing.
 """
 
 from __future__ import annotations
@@ -118,8 +117,9 @@ def grow_uniform(pattern: Pattern, k: int, key: int, drop: Tensor | None = None)
 def grow_gradient(pattern: Pattern, x: Tensor, dy: Tensor, k: int, drop: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k empty positions of largest |dy^T x| (RigL, Evci et al. 2020, eq. 1), exactly, without a dense gradient.
 
-    x (batch, in), dy (batch, out), one dtype. Slots in `drop` count as empty. Ties: first in slot order. Panels of at
-    most 1 MiB (or one row) of the product exist at a time; memory is O(k). Time is that of one dense product.
+    x (batch, in), dy (batch, out), one dtype. Slots in `drop` count as empty. Ties: first in slot order. Memory is O(k); of the
+    product exist panels of at most 1 MiB (or one row) at a time, on a card nothing. Time is that of one dense product, on a card two or
+    three without tensor cores. Sums are float32 (float64 of float64).
     Returns: (rows, cols), int64 (k,), best first. Raises: SnackError when fewer than k positions are empty and have a
     gradient that is a number.
     """

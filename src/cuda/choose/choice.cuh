@@ -14,9 +14,10 @@
 namespace snack::cuda {
 
 inline constexpr int kBins = 4096, kShortList = 1024;
-inline constexpr int64_t kFewThings = 1 << 16;       // one block looks at so many
+inline constexpr int64_t kFewThings = 1 << 16;       // values that one block looks at
 inline constexpr uint64_t kSampleStream = 0x5eed5a3b1e;  // any
-inline constexpr int kStaged = 256;                  // keys that a warp gathers before it lists them
+template <class Key>
+inline constexpr int kStaged = 2048 / int(sizeof(Key));  // keys that a warp gathers before it lists them
 
 /// The state of a choice, in device memory; begins as zeros.
 template <class Key>
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kChooseThreads) sample_keys(Keys keys, Wanted 
 template <class Key>
 class Sieve {
  public:
-  /// staged: kStaged keys of shared memory, the warp's own.
+  /// staged: kStaged<Key> keys of shared memory, the warp's own.
   __device__ Sieve(Choice<Key>* choice, Key* list, int64_t capacity, Key* staged) : choice_(choice), list_(list), capacity_(capacity), staged_(staged) {
     for (int which = 0; which < 2; ++which) lo_[which] = choice->lo[which], hi_[which] = choice->hi[which], below_[which] = total_[which] = 0;
   }
@@ -141,7 +142,7 @@ class Sieve {
     if (insiders == 0) return;
     if (is_inside) staged_[count_ + __popc(insiders & ((1u << lane()) - 1))] = tagged(key, which);
     count_ += __popc(insiders);
-    if (count_ > kStaged - 32) flush();
+    if (count_ > kStaged<Key> - 32) flush();
   }
 
   /// Once, at the end.
@@ -191,7 +192,7 @@ template <class Key>
 __global__ void __launch_bounds__(kThreads) sift_values(ValueKeys<Key> keys, Choice<Key>* choice, Key* list, int64_t capacity) {
   constexpr int kAtOnce = 4;
   using Raw = typename ValueKeys<Key>::Raw;
-  __shared__ Key staged[kThreads / 32][kStaged];
+  __shared__ Key staged[kThreads / 32][kStaged<Key>];
   await_stream();
   if (choice->is_settled) return;
   Sieve<Key> sieve(choice, list, capacity, staged[threadIdx.x / 32]);
@@ -362,6 +363,7 @@ struct ChoiceMemory {
 
 /// How much is looked at.
 struct ChoicePlan {
+  int64_t few = kFewThings;  // one block looks at so many
   int64_t samples = 1 << 14;
   int looks = 1;
 };
@@ -370,7 +372,7 @@ struct ChoicePlan {
 template <class Keys, class Sift>
 void choose(const char* operation, const Keys& keys, int64_t count, const Wanted& wanted, const ChoiceMemory<typename Keys::Key>& memory,
             const ChoicePlan& plan, const Report& report, Stream stream, const Sift& sift) {
-  if (count <= kFewThings) {
+  if (count <= plan.few) {
     launch<pick_keys<Keys>>(operation, 1, kChooseThreads, 0, stream, keys, wanted, memory.choice, memory.keys, int64_t{0}, Look::kWhole, report);
     return;
   }

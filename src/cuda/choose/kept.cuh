@@ -6,6 +6,10 @@
 
 namespace snack::cuda {
 
+inline void check_slots(const char* operation, int64_t nnz) {
+  SNACK_CHECK(nnz <= kMaxExtent, operation, ": ", nnz, " connections are more than a card edits, 2147483647; use the CPU or split the layer.");
+}
+
 inline int64_t kept_words(int64_t nnz) { return ceil_div(nnz, 32); }
 
 __device__ __forceinline__ bool is_kept(const uint32_t* kept, int64_t slot) { return (kept[slot / 32] >> (slot % 32)) & 1; }

@@ -9,31 +9,12 @@
 
 #include "../choose/draw.cuh"
 #include "../layout.hpp"
+#include "../position_bits.cuh"
 #include "state.cuh"
 
 namespace snack::cuda {
 
-inline constexpr int kPanelWords = kPanelCols / 32, kTileWords = kStripRows * kPanelWords;
-
-/// A bit a position.
-struct PositionBits {
-  uint32_t* words;
-  int64_t out, panels;
-  int last_width;  // words of a row in the last panel
-
-  PositionBits(const Geometry& g, uint32_t* words)
-      : words(words), out(g.out), panels(g.panels()), last_width(int(ceil_div(g.in - (g.panels() - 1) * kPanelCols, 32))) {}
-  static int64_t count(const Geometry& g) {
-    const PositionBits bits(g, nullptr);
-    return g.out * ((bits.panels - 1) * kPanelWords + bits.last_width);
-  }
-  __device__ __forceinline__ int width(int64_t panel) const { return panel + 1 == panels ? last_width : kPanelWords; }
-  /// First word of a row of a panel.
-  __device__ __forceinline__ uint32_t* row(int64_t panel, int64_t row) const { return words + panel * out * kPanelWords + row * width(panel); }
-  __device__ __forceinline__ uint32_t* word(int64_t at_row, int64_t col) const {
-    return row(col >> kTileColBits, at_row) + ((col & (kPanelCols - 1)) >> 5);
-  }
-};
+inline constexpr int kTileWords = kStripRows * kPanelWords;
 
 /// The set that draws insert into: live and drawn positions.
 struct BitSet {

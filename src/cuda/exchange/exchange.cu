@@ -7,6 +7,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
+#include "../choose/gradient.cuh"
 #include "../row_starts.cuh"
 #include "bits.cuh"
 #include "carry.cuh"
@@ -44,6 +45,7 @@ template <class Key>
 struct Scratch {
   ExchangeState* state;
   Choice<Key>* drop_choice;
+  void* grow_choice = nullptr;  // by gradient: a Choice of its keys
   int64_t zeros;  // bytes from the beginning
   uint32_t* kept;
   int64_t* new_tile_ptr;
@@ -56,6 +58,8 @@ struct Scratch {
   size_t library_bytes = 0;
   // in `shared`: what a choice lists; a table of draws and the other half of the sort; the new slots' sources and one array in new order
   ChoiceMemory<Key> drop_memory;
+  void* grow_keys = nullptr;
+  int64_t grow_bytes = 0;
   unsigned long long *table = nullptr, *unsorted = nullptr;
   int32_t* source;
   void* moved;
@@ -63,7 +67,9 @@ struct Scratch {
   Scratch(Layout& layout, const ExchangeArgs& args) {
     const Geometry& g = args.geometry;
     const int64_t k = args.k;
+    const bool by_gradient = args.grow_rule == GrowRule::kGradient, is_wide = by_gradient && has_wide_keys(g, args.x.dtype);
     state = layout.take<ExchangeState>(1), drop_choice = layout.take<Choice<Key>>(1);
+    if (by_gradient) grow_choice = layout.take<char>(int64_t(is_wide ? sizeof(Choice<Key128>) : sizeof(Choice<Key64>)));
     zeros = layout.used();
     kept = layout.take<uint32_t>(kept_words(g.nnz));
     new_tile_ptr = layout.take<int64_t>(g.tiles() + 1);
@@ -80,12 +86,15 @@ struct Scratch {
       library_bytes = std::max(scan, sort);
       library = layout.take<char>(int64_t(library_bytes));
     }
-    Layout choosing = layout, drawing = layout, carrying = layout;
+    Layout choosing = layout, drawing = layout, carrying = layout, growing = layout;
     drop_memory = {drop_choice, choosing.take<Key>(value_capacity(g.nnz)), value_capacity(g.nnz)};
     if (!has_bits) table = drawing.take<unsigned long long>(table_capacity(k)), unsorted = drawing.take<unsigned long long>(k);
     source = carrying.take<int32_t>(g.nnz);
     moved = carrying.take<char>(g.nnz * largest_element(args));
-    layout.use(std::max({choosing.used(), drawing.used(), carrying.used()}));
+    if (by_gradient) grow_keys = growing.take<char>(gradient_capacity() * int64_t(is_wide ? sizeof(Key128) : sizeof(Key64)));
+    const int64_t begin = layout.used();
+    layout.use(std::max({choosing.used(), drawing.used(), carrying.used(), growing.used()}));
+    grow_bytes = layout.used() - begin;
   }
 };
 
@@ -107,32 +116,60 @@ void drop(const ExchangeArgs& args, const Scratch<Key>& s, Stream stream) {
   launch<mark_kept<Key>>(kName, mark_blocks(nnz), kThreads, 0, stream, keys, s.drop_choice, s.kept);
 }
 
+/// Chooses the positions that grow by gradient, and gives them to what make_taker() makes.
+template <class Key, class MakeTaker>
+void grow_by_gradient(const ExchangeArgs& args, const Scratch<Key>& s, const TakenPositions& taken, Stream stream, const MakeTaker& make_taker) {
+  with_gradient_keys(args.dy, args.x, taken, [&](const auto& keys) {
+    using GrowKey = typename std::decay_t<decltype(keys)>::Key;
+    const ChoiceMemory<GrowKey> memory{static_cast<Choice<GrowKey>*>(s.grow_choice), static_cast<GrowKey*>(s.grow_keys), s.grow_bytes / int64_t(sizeof(GrowKey))};
+    const Report report{.error = &s.state->error, .number = &s.state->number, .code = int64_t(ExchangeError::kTooFewGradients)};
+    choose_gradient(kName, keys, args.geometry, args.k, &s.state->drawing.wanted, memory, report, stream);
+    take_chosen(kName, keys, args.geometry, memory.choice, make_taker(), stream);
+  });
+}
+
 template <class Key>
 void grow_in_bits(const ExchangeArgs& args, const Scratch<Key>& s, Stream stream) {
   const Geometry& g = args.geometry;
   const PositionBits bits(g, s.bits);
   const auto* index = static_cast<const uint16_t*>(args.index);
   launch<set_kept_bits>(kName, g.tiles(), kThreads, 0, stream, g, index, args.tile_ptr, s.kept, bits);
-  draw(kName, BitSet{bits}, AllPositions(g.out, g.in), args.key, g.nnz, args.k, &s.state->drawing, stream);
+  if (args.grow_rule == GrowRule::kUniform) draw(kName, BitSet{bits}, AllPositions(g.out, g.in), args.key, g.nnz, args.k, &s.state->drawing, stream);
+  else grow_by_gradient(args, s, {bits, {g, args.index, args.tile_ptr}, s.kept}, stream, [&] { return IntoBits{bits}; });
   launch<count_tile_bits>(kName, g.tiles(), kThreads, 0, stream, g, bits, s.new_tile_ptr, s.state);
   auto* row_starts = g.has_row_starts() ? reinterpret_cast<uint16_t*>(args.tile_ptr + g.tiles() + 1) : nullptr;
   const Placing placing{g, index, args.tile_ptr, s.new_tile_ptr, s.kept, bits, static_cast<uint16_t*>(s.moved), s.source, row_starts, s.state};
   launch<place_tiles>(kName, g.tiles(), kThreads, int64_t(sizeof(PlaceShared)), stream, placing);
 }
 
+/// Grown positions as keys in any order, s.unsorted; where fewer than k grow, the others are ~0.
+template <class Key>
+void list_grown(const ExchangeArgs& args, const Scratch<Key>& s, const DevicePattern& old, Stream stream) {
+  const Geometry& g = args.geometry;
+  if (args.grow_rule == GrowRule::kGradient) {  // the choice comes before the list, whose memory it uses
+    grow_by_gradient(args, s, {PositionBits(g, nullptr), old, s.kept}, stream, [&] {
+      check(cudaMemsetAsync(s.unsorted, 0xff, size_t(args.k) * 8, stream), kName);
+      return IntoList<unsigned long long, false>{s.unsorted, args.k, &s.state->listed};
+    });
+    return;
+  }
+  const int64_t capacity = table_capacity(args.k);
+  check(cudaMemsetAsync(s.table, 0xff, size_t(capacity) * 8, stream), kName);
+  check(cudaMemsetAsync(s.unsorted, 0xff, size_t(args.k) * 8, stream), kName);
+  draw(kName, HashSet{old, s.kept, s.table, nullptr, uint64_t(capacity)}, AllPositions(g.out, g.in), args.key, g.nnz, args.k, &s.state->drawing, stream);
+  launch<list_drawn>(kName, blocks_for(capacity), kThreads, 0, stream, s.table, capacity, s.unsorted, args.k, s.state);
+}
+
 template <class Key>
 void grow_in_lists(const ExchangeArgs& args, const Scratch<Key>& s, Stream stream) {
   const Geometry& g = args.geometry;
   const DevicePattern old{g, args.index, args.tile_ptr};
-  const int64_t words = kept_words(g.nnz), capacity = table_capacity(args.k);
+  const int64_t words = kept_words(g.nnz);
   size_t bytes = s.library_bytes;
   launch<count_kept>(kName, blocks_for(words), kThreads, 0, stream, s.kept, g.nnz, s.before);
   check(cub::DeviceScan::ExclusiveSum(s.library, bytes, s.before, s.before, words, stream), kName);
 
-  check(cudaMemsetAsync(s.table, 0xff, size_t(capacity) * 8, stream), kName);
-  check(cudaMemsetAsync(s.unsorted, 0xff, size_t(args.k) * 8, stream), kName);  // fewer may be grown
-  draw(kName, HashSet{old, s.kept, s.table, nullptr, uint64_t(capacity)}, AllPositions(g.out, g.in), args.key, g.nnz, args.k, &s.state->drawing, stream);
-  launch<list_drawn>(kName, blocks_for(capacity), kThreads, 0, stream, s.table, capacity, s.unsorted, args.k, s.state);
+  list_grown(args, s, old, stream);
   cub::DoubleBuffer<unsigned long long> buffers(s.unsorted, s.grown);
   bytes = s.library_bytes;
   check(cub::DeviceRadixSort::SortKeys(s.library, bytes, buffers, args.k, 0, kSortedBits, stream), kName);
@@ -170,9 +207,8 @@ int64_t exchange_workspace(const ExchangeArgs& args) {
 void exchange(const ExchangeArgs& args, ExchangeResult* result, const Resources& resources) {
   snack::check(args);
   const Geometry& g = args.geometry;
-  SNACK_CHECK(g.nnz <= kMaxExtent, kName, ": ", g.nnz, " connections are more than a card edits, 2147483647; use the CPU or split the layer.");
+  check_slots(kName, g.nnz);
   SNACK_CHECK(result != nullptr, kName, ": the output pointer is null; a result is needed.");
-  SNACK_CHECK(args.grow_rule == GrowRule::kUniform, kName, ": growth by gradient has no CUDA kernel in this version; use grow_gradient and rewire.");
   check_workspace(kName, resources.workspace, resources.workspace_bytes, exchange_workspace(args), 256);
   const cudaStream_t stream = resources.stream;
   if (args.k == 0) return check(cudaMemsetAsync(result, 0, sizeof(ExchangeResult), stream), kName);
