@@ -1,4 +1,4 @@
-"""Updates of a network on a card: as on the processor, without waiting for the card, in little memory, under captured graphs."""
+"""Updates of a network on a card: as on the processor, without waiting for the card, in little memory."""
 
 import pytest
 import torch
@@ -23,11 +23,11 @@ METHODS = {
     "global": lambda m, o: snack.SET(m, o, every=3, drop="magnitude", scope="global"),
 }
 OPTIMIZERS = {
-    "SGD": lambda p: torch.optim.SGD(p, 0.5, momentum=0.5),
-    "Adam": lambda p: torch.optim.Adam(p, 0.5, betas=(0.5, 0.5)),
-    "fused Adam": lambda p: torch.optim.Adam(p, 0.5, fused=p[0].is_cuda),
-    "capturable": lambda p: torch.optim.AdamW(p, 0.5, capturable=p[0].is_cuda),
-    "fused_grad": lambda p: snack.optim.SGD(p, 0.5, momentum=0.5, fused_grad=True),
+    "SGD": lambda p: torch.optim.SGD(p, 0.05, momentum=0.5),
+    "Adam": lambda p: torch.optim.Adam(p, 0.05, betas=(0.5, 0.5)),
+    "fused Adam": lambda p: torch.optim.Adam(p, 0.05, fused=p[0].is_cuda),
+    "capturable": lambda p: torch.optim.AdamW(p, 0.05, capturable=p[0].is_cuda),
+    "fused_grad": lambda p: snack.optim.SGD(p, 0.05, momentum=0.5, fused_grad=True),
 }
 
 
@@ -93,6 +93,7 @@ def test_training_repeats_and_every_state_follows(method, optimizer):
             position = rows.long() * layer.in_features + cols
             assert position.unique().numel() == layer.nnz == values.numel()
             assert all(t.shape == values.shape for t in maker.state[layer.values].values() if torch.is_tensor(t) and t.numel() > 1)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
         runs.append(model.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[1].values()))
 
@@ -139,43 +140,6 @@ def test_memory_of_an_update_is_16_bytes_a_connection(make):
     assert torch.cuda.max_memory_allocated() - before <= 16 * layer.nnz + 2**20
 
 
-@pytest.mark.parametrize("method", ["SET", "RigL"])
-def test_a_captured_step_stays_valid_after_updates(method):
-    """Three replays between updates, the armed step eager; against the same training without a graph."""
-    results = []
-    for captured in (False, True):
-        model = network(DEVICE)
-        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.5)
-        dst = snack.RigL(model, optimizer, every=4, t_end=100) if method == "RigL" else snack.SET(model, optimizer, every=4)
-        x = torch.randn(4, 1100, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
-
-        def step(model=model, optimizer=optimizer, x=x):
-            optimizer.zero_grad(set_to_none=False)
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        graph = None
-        for _ in range(24):
-            if not captured or dst.armed or dst.steps < 2:
-                step()
-            else:
-                if graph is None:
-                    torch.cuda.synchronize()
-                    graph = torch.cuda.CUDAGraph()
-                    before = [t.clone() for t in (*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values()))]
-                    with torch.cuda.graph(graph):
-                        step()
-                    after = [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())]
-                    for tensor, value in zip(after, before):
-                        tensor.data.copy_(value)
-                graph.replay()
-                dst.count_step()
-            dst.step()
-        assert dst.steps == 24 and dst.updates == 6
-        results.append([t.cpu() for t in model.state_dict().values()])
-    assert all(torch.equal(a, b) for a, b in zip(*results))
-
-
 def test_a_gradient_of_nan_keeps_the_connections_and_says_so():
     model = network(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -193,7 +157,7 @@ def test_updates_on_a_stream_of_their_own():
     results = []
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         model = network(DEVICE)
-        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
         dst = METHODS["RigL"](model, optimizer)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
