@@ -29,7 +29,8 @@ def pytest_configure(config):
 
 _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Tests of a card alone, and of two.
-collect_ignore = [] if torch.cuda.is_available() else ["test_cuda.py", "test_cuda_bench.py", "test_cuda_plan.py", "test_cuda_training.py"]
+_ON_A_CARD = ["test_cuda.py", "test_cuda_bench.py", "test_cuda_dst_graph.py", "test_cuda_plan.py", "test_cuda_training.py"]
+collect_ignore = [] if torch.cuda.is_available() else _ON_A_CARD
 collect_ignore += [] if torch.cuda.device_count() >= 2 else ["test_cuda_devices.py"]
 
 

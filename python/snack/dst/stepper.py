@@ -21,6 +21,7 @@ from ..errors import SnackError
 from ..nn import SparseLinear
 from . import options, rules, schedules
 from .capture import Recorder, Recording, is_capturing
+from .followers import Follower
 from .history import Update
 from .schedules import Constant, check_fraction
 from .scope import Job, choose_drops, choose_growth, share_growth
@@ -132,6 +133,7 @@ class DST:
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
         self._warned: set[str] = set()
+        self._followers: list[Follower] = []
         self._watch_optimizer()
         self._arm()
 
@@ -166,6 +168,17 @@ class DST:
         recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it.
         """
         self._count(recording)
+
+    def follow(self, copy: nn.Module) -> None:
+        """Let every edit be made in a copy of the model too, such as `torch.optim.swa_utils.AveragedModel(model)`.
+
+        Averages stay with their connections; that of a dropped one is forgotten, and that of a grown one begins with the value the connection
+        begins with. Names may have a prefix (`module.`). Not part of `state_dict()`: call it again in a run that is continued.
+
+        Raises: SnackError when a trained layer has no counterpart with its topology, or when the copy averages buffers (use_buffers=True), which
+            hold the topology.
+        """
+        self._followers.append(Follower(type(self).__name__, copy, {name: layer for name, _, layer in self._trained()}))
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -271,6 +284,8 @@ class DST:
         try:
             for job in jobs:
                 job.layer.rewire(job.drop, (job.rows, job.cols), job.values, self.optimizer, state=self._state)
+                for follower in self._followers:
+                    follower.edit(job)
                 dropped[job.name], grown[job.name] = job.drop.numel(), job.grows
         finally:
             nnz = {name: layer.nnz for name, layer in layers.items()}
