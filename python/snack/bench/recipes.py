@@ -112,7 +112,7 @@ PROTOCOLS = {
     # Own protocol: Erdős-Rényi with epsilon 20, no augmentation.
     "cifar10-mlp": {
         "data": "cifar10", "hidden": (1000, 1000, 1000), "distribution": "er", "sparsity": _er((3072, 1000, 1000, 1000), 20), "method": "set",
-        "drop_fraction": 0.3, "t_end": 0.75, "epochs": 50, "batch_size": 100, "lr": 0.05, "schedule": "cosine", "weight_decay": 5e-4, "dropout": 0.2,
+        "drop_fraction": 0.3, "t_end": 0.75, "epochs": 50, "batch_size": 100, "lr": 0.05, "schedule": "cosine", "weight_decay": 5e-4,
     },
 }  # fmt: skip
 

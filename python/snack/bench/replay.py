@@ -1,9 +1,10 @@
 """Training by replays of captured CUDA graphs: the data are on the card, and a step is one launch.
 
-A contender's step gathers its batch, sets the learning rate, computes forward, loss, backward and optimiser, and moves on to the next batch, all from
-counters that are on the card themselves; so the host only launches. Every contender has a stream, and they advance step by step together. The
-steps that record gradients of absent connections run eagerly, on the same tensors; an edit that gives a layer other memory (gradual pruning,
-redistribution) captures the step anew. Rows that do not fill a last batch are left out of an epoch; they are other rows in every epoch.
+A contender's step gathers its batch, sets the learning rate, computes forward, loss, backward and optimiser, and moves on to the next batch, all
+from counters that are on the card themselves; so the host only launches. Every contender has a stream (with dropout they share one), and they
+advance step by step together. The steps that record gradients of absent connections run eagerly, on the same tensors; an edit that gives a layer
+other memory (gradual pruning, redistribution) captures the step anew. Rows that do not fill a last batch are left out of an epoch; they are
+other rows in every epoch.
 
 ``step_time_us``: of replays alone, one contender at a time, after training, as the network then is; ``step_mean_us`` is the same, so the updates are
 not in it. Where there is no card, the same steps run eagerly (for tests).
@@ -27,11 +28,11 @@ WATCH = 50  # steps between looks at Ctrl-C and the progress bar
 class Replayed:
     """One contender and its captured step on ``data``; ``order`` (rows,) are the rows of the epoch, shared by all."""
 
-    def __init__(self, config: Config, contender: Contender, data: Dataset, order: torch.Tensor, steps: int):
+    def __init__(self, config: Config, contender: Contender, data: Dataset, order: torch.Tensor, steps: int, stream: torch.cuda.Stream | None):
         self.config, self.contender, self.data, self.order, self.steps = config, contender, data, order, steps
         device, total = order.device, config.epochs * steps
         self.is_card = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if self.is_card else None
+        self.stream = stream
         self.graph: torch.cuda.CUDAGraph | None = None
         self.at, self.number = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         self.span = torch.arange(config.batch_size, device=device)
@@ -132,9 +133,9 @@ class Replayed:
     def _capture(self) -> None:
         if not self.is_card:
             return
-        self.contender.optimizer.zero_grad(set_to_none=True)  # so that the graph writes gradients and does not add
-        self.graph = None
         self._wait()
+        self.graph = None
+        self.contender.optimizer.zero_grad(set_to_none=True)  # so that the graph writes gradients and does not add
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._body()
@@ -168,7 +169,7 @@ def train(config: Config, dataset: Dataset, watch=lambda moment: None, should_st
     moment = Moment(config.seed, 0, 0, config.epochs * steps * len(contenders), contenders[0], contenders)
     order = torch.Generator().manual_seed(config.seed)
     with seeded(config):
-        replayed = [Replayed(config, contender, data, rows, steps) for contender in contenders]
+        replayed = [Replayed(config, c, data, rows, steps, stream) for c, stream in zip(contenders, _streams(config, len(contenders)))]
         _wait_for_all(rows.device)
         for side in replayed:
             side.prepare()
@@ -206,6 +207,15 @@ def _epoch(replayed: list[Replayed], steps: int, moment: Moment, watch, should_s
             if should_stop():
                 return number + 1
     return steps
+
+
+def _streams(config: Config, count: int) -> list[torch.cuda.Stream | None]:
+    """One a contender. With dropout one for all: graphs read their place in PyTorch's random stream from memory that they share."""
+    if torch.device(config.device).type != "cuda":
+        return [None] * count
+    if config.dropout > 0:
+        return [torch.cuda.Stream(config.device)] * count
+    return [torch.cuda.Stream(config.device) for _ in range(count)]
 
 
 def _wait_for_all(device: torch.device) -> None:

@@ -215,7 +215,7 @@ def loss_of(config: Config, outputs: torch.Tensor, labels: torch.Tensor) -> torc
     """outputs (batch, classes), labels (batch,) -> the mean loss of a row."""
     if config.loss == "cross_entropy":
         return nn.functional.cross_entropy(outputs, labels)
-    wanted = nn.functional.one_hot(labels, outputs.shape[1]).to(outputs)
+    wanted = (labels[:, None] == torch.arange(outputs.shape[1], device=labels.device)).to(outputs)  # one_hot() looks at the labels, and waits
     return nn.functional.mse_loss(outputs.sigmoid(), wanted, reduction="sum") / (2 * len(labels))
 
 
