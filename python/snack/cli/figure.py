@@ -97,9 +97,10 @@ def _title(figure, runs) -> None:
     compared = any(":" in name for name in runs)
     if compared:  # the masked twins have their curves
         accuracy = {name: value for name, value in accuracy.items() if not name.startswith("dense_mask")}
-    words = "  ·  ".join(f"{label(name)} {value:.1f} %" for name, value in reversed(accuracy.items()))
+    named = {name: METHODS.get(name.partition(":")[2], name) if compared else label(name) for name in accuracy}
+    words = ("SNACK: " if compared else "") + "  ·  ".join(f"{named[name]} {value:.1f} %" for name, value in reversed(accuracy.items()))
     words += f"  on {_pretty(first['data'])}"
-    figure.text(0.075, 0.925, words, fontsize=min(19.0, 19.0 * 76 / len(words)), fontweight="bold", color=INK)
+    figure.text(0.075, 0.925, words, fontsize=min(19.0, 19.0 * 72 / len(words)), fontweight="bold", color=INK)
     seeds = len(next(iter(runs.values())))
     how = f"Test accuracy{f', mean of {seeds} seeds' if seeds > 1 else ''}.  Network {first['network'].replace('-', '–')}, "
     method = "" if compared else f"{METHODS[first['method']]}, "
@@ -125,6 +126,7 @@ def _accuracy(axes, runs) -> None:
 
     style(axes, "Test accuracy")
     low = []
+    few = not any(":" in name for name in runs)
     for name, records in runs.items():
         curves = [[100 * value for _, value in record["accuracy_curve"]] for record in records]
         epochs = [epoch for epoch, _ in records[0]["accuracy_curve"]]
@@ -142,7 +144,7 @@ def _accuracy(axes, runs) -> None:
             linewidth=width,
             marker=marker,
             markersize=4 * width,
-            label=label(name),
+            label=label(name) if few or kind != "dense_mask" else None,
             **look,
         )
     bottom = min(low) - 0.12 * (100 - min(low)) - 0.2
@@ -152,7 +154,10 @@ def _accuracy(axes, runs) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)
-    axes.legend(loc="best", frameon=False, fontsize=11 if len(runs) < 5 else 8.5, handlelength=2.6, ncols=1 if len(runs) < 5 else 2)
+    handles = axes.get_legend_handles_labels()[0]
+    if not few and any(name.startswith("dense_mask") for name in runs):
+        handles += axes.plot([], [], color="#777777", linestyle=STYLES["dense_mask"], linewidth=2.0, label="their masked twins")
+    axes.legend(handles=handles, loc="best", frameon=False, fontsize=11 if few else 9.5, handlelength=2.6, ncols=1 if few else 2)
 
 
 def _memory(axes, runs) -> None:

@@ -1,5 +1,6 @@
 """Dynamic sparse training: connections are dropped and grown while a network trains."""
 
+from .capture import Recording
 from .history import Update
 from .presets import GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
 from .rules import Context, GradientGrowth, MomentumGrowth, SensitivityDrop, needs_gradient
@@ -8,5 +9,5 @@ from .stepper import DST
 
 __all__ = [
     "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Constant", "Context", "Cosine", "Exponential", "GradientGrowth", "Linear", "MomentumGrowth",
-    "RigL", "SRigL", "SensitivityDrop", "Static", "Update", "needs_gradient",
+    "Recording", "RigL", "SRigL", "SensitivityDrop", "Static", "Update", "needs_gradient",
 ]
