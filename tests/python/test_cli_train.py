@@ -4,6 +4,7 @@ picture and model behind; also when Ctrl-C ends it."""
 import json
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import snack
 from snack import _lib, data
-from snack.bench import training, twins
+from snack.bench import recipes, training, twins
 from snack.cli import common
 from snack.cli.main import main
 from snack.errors import SnackError
@@ -47,8 +48,12 @@ def test_rigl_drops_the_smallest_and_the_lower_slot_first():
 
 
 def test_growth_takes_only_empty_positions():
-    grown = twins.grow_uniform({0, 1, 2, 5}, 8, 4, key=7)
-    assert sorted(grown) == [3, 4, 6, 7]
+    grown = twins.grow_uniform(torch.tensor([0, 1, 2, 5]), 8, 4, key=7)
+    assert sorted(grown.tolist()) == [3, 4, 6, 7]
+    stream, expected = twins.random_positions(9, 10**6 + 3), {}
+    while len(expected) < 50:
+        expected[next(stream)] = None
+    assert twins.grow_uniform(torch.tensor([]).long(), 10**6 + 3, 50, key=9).tolist() == list(expected)  # the stream, drawn as arrays
     gradient = torch.tensor([[9.0, 1.0, -8.0], [-7.0, 0.0, 7.0]])
     assert twins.grow_gradient(gradient, torch.tensor([0]), 3).tolist() == [2, 3, 5]
     wide = torch.zeros(2, 2048)
@@ -64,7 +69,7 @@ def test_twin_keeps_its_number_of_connections_and_nothing_outside_them(method, o
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))
     mask = torch.rand(30, 20) < 0.2
-    twin = twins.MaskedTwin(model, {"0": mask}, method, seed=3, every=2, drop_fraction=0.4, t_end=30)
+    twin = twins.MaskedTwin(model, {"0": mask}, method, seed=3, every=2, drop_fraction=0.4, t_end=30, sparsity=0.9)
     opt = optimizer(twin.parameters())
     layer, before, x, y = twin.layers["0"], mask.clone(), torch.randn(16, 20), torch.randint(4, (16,))
     changes = 0
@@ -74,10 +79,11 @@ def test_twin_keeps_its_number_of_connections_and_nothing_outside_them(method, o
         opt.step()
         changes += twin.step(opt)
         outside = layer.mask == 0
-        assert layer.nnz == int(mask.sum())
+        assert layer.nnz == int(mask.sum()) or method == "gmp"
         for tensor in [layer.weight, *(t for t in opt.state[layer.weight].values() if t.shape == layer.weight.shape)]:
             assert (tensor[outside] == 0).all()
-    assert changes == twin.updates == (0 if method == "static" else 14)
+    assert changes == twin.updates == {"static": 0, "gmp": 15}.get(method, 14)
+    assert layer.nnz == (60 if method == "gmp" else int(mask.sum()))
     assert torch.equal(layer.mask.bool(), before) == (method == "static")
 
 
@@ -89,8 +95,8 @@ def test_twin_without_edits_is_the_dense_network_on_the_mask():
 
 
 def test_twin_refuses():
-    with pytest.raises(SnackError, match="unknown method 'gmp'"):
-        twins.MaskedTwin(nn.Sequential(nn.Linear(2, 2)), {}, "gmp")
+    with pytest.raises(SnackError, match="unknown method 'srigl'"):
+        twins.MaskedTwin(nn.Sequential(nn.Linear(2, 2)), {}, "srigl")
     with pytest.raises(SnackError, match="ReLU"):
         twins.MaskedTwin(nn.Sequential(nn.ReLU()), {"0": torch.ones(2, 2)})
     with pytest.raises(SnackError, match="shape"):
@@ -139,7 +145,12 @@ WRONG = {
     "sparsity below 0": (["--sparsity", "-0.1"], ["sparsity -0.1"]),
     "sparsity NaN": (["--sparsity", "nan"], ["sparsity nan"]),
     "sparsity in words": (["--sparsity", "high"], ["--sparsity", "'high'"]),
-    "unknown method": (["--method", "gmp"], ["'gmp'", "set, rigl, static"]),
+    "unknown method": (["--method", "gnp"], ["'gnp'", "set, set-magnitude, rigl, snfs, gmp, mest, itop, srigl, static"]),
+    "unknown method among others": (["--compare", "set,gnp"], ["'gnp'", "rigl"]),
+    "a method twice": (["--compare", "set,rigl,set"], ["set,rigl,set", "once"]),
+    "unknown recipe": (["--recipe", "lenet"], ["lenet", "lenet-300-100, fashion-mlp, fashion-mlp-mse, cifar10-mlp"]),
+    "unknown contender": (["--contenders", "dense,masked"], ["'masked'", "dense_mask"]),
+    "graph on a CPU": (["--graph"], ["--graph", "--device cuda"]),
     "no epochs": (["--epochs", "0"], ["--epochs", "'0'"]),
     "no batch": (["--batch-size", "-3"], ["--batch-size"]),
     "no width": (["--hidden", "300,0"], ["--hidden", "'300,0'"]),
@@ -304,6 +315,85 @@ def test_snack_and_its_masked_twin_go_the_same_way(blobs, method, optimizer):
         mask[layer.pattern.rows.long(), layer.pattern.cols.long()] = True
         assert torch.equal(mask, masked.model.layers[name].mask.bool())
     assert abs(masked.accuracy - sparse.accuracy) < 0.03
+
+
+METHODS_WITH_TWINS = [m for m in training.METHODS if m in twins.METHODS]
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_TWINS)
+def test_steps_from_counters_train_as_the_loop_does(blobs, method):
+    """What --graph captures, run eagerly: the batches, learning rates, topologies and accuracies of the ordinary loop."""
+    dataset = data.load("blobs.npz")
+    config = training.Config(hidden=(40, 20), sparsity=0.8, method=method, every=4, batch_size=24, epochs=4, lr=0.05)
+    assert len(dataset.x_train) % 24 == 0  # a captured step has one size
+    ours, expected = (training.train(replace(config, graph=graph), dataset) for graph in (True, False))
+    for a, b in zip(ours.contenders, expected.contenders):
+        assert a.name == b.name and a.steps == b.steps == 32 and a.updates == b.updates
+        assert [x for x, _, _ in a.curve] == [x for x, _, _ in b.curve] and len(a.step_times) > 1
+        torch.testing.assert_close([y for _, y, _ in a.curve], [y for _, y, _ in b.curve], atol=0.03, rtol=0)
+        torch.testing.assert_close([z for _, _, z in a.curve], [z for _, _, z in b.curve], atol=0.02, rtol=0.02)
+    for name, layer in training.sparse_layers(ours.of("snack").model).items():
+        same = layer.pattern.equals(training.sparse_layers(expected.of("snack").model)[name].pattern)
+        assert same or method == "snfs"  # its shares are whole numbers of what rounding decides
+
+
+def test_several_methods_in_one_run(blobs, tmp_path, capsys):
+    assert main([*blobs, "--epochs", "3", "--compare", "static,set,rigl,gmp,srigl", "--seeds", "2", "--json", "r.json", "--figure", "f.png"]) == 0
+    out = capsys.readouterr().out
+    for word in ("SNACK static", "dense + mask RigL", "SNACK GMP minus its mask", "mean ± standard error of 2 seeds", "SNACK SRigL"):
+        assert word in out
+    assert (tmp_path / "f.png").exists()
+    document = json.loads((tmp_path / "r.json").read_text())
+    names = ["dense", *(f"{kind}:{m}" for m in ("static", "set", "rigl", "gmp") for kind in ("dense_mask", "snack")), "snack:srigl"]
+    assert [r["contender"] for r in document["records"]] == 2 * names
+    last = {r["contender"]: r for r in document["records"]}
+    assert last["snack:gmp"]["nnz"] == last["dense_mask:gmp"]["nnz"] == last["snack:set"]["nnz"] and last["snack:gmp"]["method"] == "gmp"
+    entry = {e["contender"]: e for e in document["summary"]}["snack:set"]
+    values = [100 * r["accuracy"] for r in document["records"] if r["contender"] == "snack:set"]
+    assert entry["accuracy"] == pytest.approx(sum(values) / 2) and entry["accuracy_error"] == pytest.approx(abs(values[0] - values[1]) / 2)
+    assert abs(entry["minus_mask"]) < 3 and "minus_mask_error" in entry
+
+
+def test_recipes_are_the_protocols_of_their_sources():
+    train = {name: dict(p) for name, p in training.PROTOCOLS.items()}
+    for name, protocol in train.items():
+        protocol.pop("data")
+        training.check(training.Config(**protocol))
+        assert name == "lenet-300-100" or protocol["distribution"] == "er"
+    fashion = train["fashion-mlp"]
+    sizes = (784, *fashion["hidden"])
+    dense = sum(a * b for a, b in zip(sizes, sizes[1:]))
+    assert round((1 - fashion["sparsity"]) * dense) == 13 * (1784 + 2000 + 2000)
+    lenet = training.Config(**train["lenet-300-100"])
+    rates = [lenet.lr * recipes.rate_factor(lenet, step, 54_000) for step in (0, 24_999, 25_000, 53_999)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert training.steps_an_epoch(lenet, 54_000) * lenet.epochs == 54_000
+
+
+def test_a_recipe_runs_and_what_is_said_goes_first(blobs, tmp_path):
+    wanted = ["train", "--recipe", "fashion-mlp-mse", "--data", "blobs.npz", "--hidden", "40,20", "--epochs", "1", "--sparsity", "0.8"]
+    assert main([*wanted, "--contenders", "snack,dense", "--json", "r.json", "--no-figure", "--quiet"]) == 0
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["suite"] == "train-fashion-mlp-mse" and [r["contender"] for r in document["records"]] == ["dense", "snack"]
+    for record in document["records"]:
+        assert record["loss"] == "mse" and record["batch_size"] == 40 and record["schedule"] == "constant" and record["loss_curve"][0][1] < 0.6
+
+
+def test_squared_error_of_sigmoid_outputs():
+    outputs, labels = torch.tensor([[0.0, 0.0], [100.0, -100.0]]), torch.tensor([0, 1])
+    config = training.Config(loss="mse")
+    assert training.loss_of(config, outputs, labels).item() == pytest.approx((0.25 + 0.25 + 1 + 1) / 4)
+
+
+def test_dropout_draws_from_the_seed_and_leaves_the_global_stream_alone(blobs):
+    dataset = data.load("blobs.npz")
+    config = training.Config(hidden=(40,), sparsity=0.5, batch_size=32, epochs=2, dropout=0.3, contenders=("snack",))
+    state = torch.random.get_rng_state()
+    first = training.train(config, dataset)
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.randn(3)
+    again = training.train(config, dataset)
+    assert first.of("snack").curve == again.of("snack").curve
 
 
 def test_sparse_output_makes_the_last_layer_sparse(blobs, tmp_path):

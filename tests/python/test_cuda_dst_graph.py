@@ -3,12 +3,19 @@
 An eager twin takes the same steps. Its kernels are the graph's, so its topologies are the same, not only similar.
 """
 
+import json
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from snack import dst
+from snack.bench import training
+from snack.cli.main import main
+from snack.data import Dataset
 from snack.nn import SparseLinear
 
 pytestmark = pytest.mark.cuda
@@ -196,3 +203,57 @@ def test_compiled_training_on_a_card(mode):
         ours, theirs = (set(zip(r.tolist(), c.tolist())) for r, c in ((rows, cols), (other_rows, other_cols)))
         assert len(ours & theirs) >= 0.98 * len(ours)
     torch._dynamo.reset()
+
+
+# ---- snack train --graph ----
+
+
+def blobs():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (960,), generator=generator)
+    x = torch.randn(960, 64, generator=generator) + 2.0 * torch.randn(3, 64, generator=generator)[y]
+    zero, one = torch.zeros(64), torch.ones(64)
+    return Dataset("blobs", x[:768], y[:768], x[768:], y[768:], None, 3, zero, one)
+
+
+@pytest.mark.parametrize("method", training.METHODS)
+def test_training_by_replays_is_training_step_by_step(method):
+    """Captured steps, eager armed ones and graphs captured anew after a change of nnz: the curves of the ordinary loop on the card."""
+    config = training.Config(hidden=(128, 64), sparsity=0.8, method=method, every=8, batch_size=32, epochs=6, lr=0.02, device="cuda")
+    ours, expected = (training.train(replace(config, graph=graph), blobs()) for graph in (True, False))
+    for a, b in zip(ours.contenders, expected.contenders):
+        assert a.name == b.name and a.steps == b.steps == 144 and a.updates == b.updates
+        assert a.updates > 10 or method == "static" or a.kind == "dense"
+        torch.testing.assert_close([y for _, y, _ in a.curve], [y for _, y, _ in b.curve], atol=0.06, rtol=0)
+        torch.testing.assert_close([z for _, _, z in a.curve], [z for _, _, z in b.curve], atol=0.03, rtol=0.05)
+        assert len(a.step_times) > 1 and min(a.step_times) > 0
+    assert training.connections(ours.of("snack").model) == training.connections(expected.of("snack").model)
+
+
+def test_replays_with_dropout_adam_and_several_methods():
+    config = training.Config(
+        hidden=(128, 64), sparsity=0.8, compare=("set", "rigl", "gmp"), every=8, batch_size=32, epochs=6, optimizer="adam", lr=3e-3,
+        weight_decay=0.0, dropout=0.2, schedule="step", lr_steps=60, device="cuda", graph=True,
+    )  # fmt: skip
+    run = training.train(config, blobs())
+    assert [c.name for c in run.contenders][:3] == ["dense", "dense_mask:set", "snack:set"] and len(run.contenders) == 7
+    assert all(c.accuracy > 0.8 for c in run.contenders) and not run.interrupted
+    again = training.train(config, blobs())
+    for a, b in zip(run.contenders, again.contenders):  # dropout draws from the seed
+        torch.testing.assert_close([z for _, _, z in a.curve], [z for _, _, z in b.curve], atol=1e-3, rtol=1e-2)
+
+
+def test_squared_error_can_be_captured():
+    config = training.Config(hidden=(64,), sparsity=0.8, loss="mse", batch_size=32, epochs=4, lr=0.3, device="cuda", graph=True)
+    assert all(c.accuracy > 0.8 for c in training.train(config, blobs()).contenders)
+
+
+def test_train_command_replays(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = blobs()
+    np.savez("blobs.npz", x=data.x_train.numpy(), y=data.y_train.numpy())
+    wanted = ["train", "--data", "blobs.npz", "--hidden", "64,32", "--epochs", "4", "--compare", "static,rigl", "--seeds", "2", "--no-figure"]
+    assert main([*wanted, "--device", "cuda", "--graph", "--json", "r.json"]) == 0
+    assert "mean ± standard error of 2 seeds" in capsys.readouterr().out
+    records = json.loads((tmp_path / "r.json").read_text())["records"]
+    assert len(records) == 10 and all(r["graph"] and r["accuracy"] > 0.7 for r in records)

@@ -1,16 +1,17 @@
-"""One network trained three ways on the same data: dense, dense with a mask, and SNACK.
+"""One network trained several ways on the same data: dense, dense with a mask, and SNACK.
 
-The engine of ``snack train``. All three start from the same numbers (the dense one keeps all of them, the other two the same random
-fraction), see the same batches in the same order and use the same optimiser and learning rate. The masked twin starts from SNACK's initial
-topology and moves its masks by its own implementation of the same method (:mod:`snack.bench.twins`).
+The engine of ``snack train``. All start from the same numbers (the dense one keeps all of them, the others the same random
+fraction; gradual pruning starts with all, too), see the same batches in the same order and use the same optimiser and learning rate. A masked twin
+starts from SNACK's initial topology and moves its masks by its own implementation of the same method (:mod:`snack.bench.twins`).
 
-They take turns, an epoch each, so that an interrupted run has three comparable curves and a noisy minute hits all three.
+They take turns, an epoch each, so that an interrupted run has comparable curves and a noisy minute hits all. With ``Config.graph`` the steps are
+replays of captured CUDA graphs instead (:mod:`snack.bench.replay`).
 
 What is measured, per contender:
 
 * ``step_time_us``: wall time of one training step (gradients cleared, forward, loss, backward, optimiser, method), median and
   interquartile range over all steps; the batch is gathered and moved before the clock starts. ``step_mean_us`` includes the updates' cost.
-* ``infer_time_us``: wall time of the forward pass of one row under ``inference_mode``, median, the three taking turns call by call.
+* ``infer_time_us``: wall time of the forward pass of one row under ``inference_mode``, median, the contenders taking turns call by call.
 * ``bytes``: of parameters, of whatever says where the non-zeros are (SNACK's indices, the twin's masks), of gradients and of the
   optimiser's state, counted from the tensors themselves after the last step. Activations and temporaries are not in it.
 """
@@ -21,69 +22,96 @@ import copy
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import nn
 
-from snack.bench.twins import METHODS, MaskedLinear, MaskedTwin
+from snack.bench import recipes
+from snack.bench.network import connections, connectivity, masked_start, mlp, sparse_layers
+from snack.bench.recipes import CONTENDERS, METHODS, PROTOCOLS, RECIPES, Config, check
+from snack.bench.twins import MaskedTwin
 from snack.data import Dataset
-from snack.dst import SET, RigL, Static
-from snack.errors import SnackError
-from snack.nn import SparseLinear, sparsify
+from snack.nn import sparsify
 
-CONTENDERS = ("dense", "dense_mask", "snack")
+__all__ = [
+    "CONTENDERS", "METHODS", "PROTOCOLS", "RECIPES", "Config", "Contender", "Moment", "Run", "build", "check", "connections", "connectivity",
+    "evaluate", "memory", "records", "sparse_layers", "train",
+]  # fmt: skip
 EVALUATION_BATCH = 1000
 
 
-@dataclass(frozen=True)
-class Config:
-    """What to train. ``every`` None means once an epoch; ``t_end`` is the fraction of all steps after which the topology rests."""
+class Method:
+    """How the connections of one contender move: what a training loop asks. This one moves nothing."""
 
-    hidden: tuple[int, ...] = (300, 100)
-    sparsity: float = 0.95
-    distribution: str = "uniform"
-    method: str = "set"
-    every: int | None = None
-    drop_fraction: float = 0.3
-    t_end: float = 0.75
-    sparse_output: bool = False
-    epochs: int = 20
-    batch_size: int = 100
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    seed: int = 0
-    device: str = "cpu"
+    armed = False  # the coming step has to run eagerly, as what it records is no part of a captured one
+
+    def count(self) -> None:
+        """A step was replayed from a CUDA graph."""
+
+    def step(self) -> bool:
+        """After every step; returns whether the topology changed."""
+        return False
 
 
-# What each data set needs to do well within a minute or two on two cores. Anything the user says goes first.
-RECIPES = {
-    "digits": {"hidden": (1000, 300), "epochs": 40, "batch_size": 32, "lr": 0.1, "weight_decay": 5e-3},
-    "mnist": {"hidden": (300, 100), "epochs": 20, "batch_size": 100, "lr": 0.1},
-    "fashion-mnist": {"hidden": (300, 100), "epochs": 20, "batch_size": 100, "lr": 0.05},
-    "cifar10": {"hidden": (1000, 500), "epochs": 10, "batch_size": 100, "lr": 0.02},
-    "madelon": {"hidden": (300, 100), "epochs": 40, "batch_size": 100, "lr": 0.01},
-}
+class TwinMethod(Method):
+    """A masked twin's own."""
+
+    def __init__(self, twin: MaskedTwin, optimizer: torch.optim.Optimizer):
+        self.twin, self.optimizer = twin, optimizer
+
+    @property
+    def armed(self) -> bool:
+        return self.twin.armed
+
+    def step(self) -> bool:
+        return self.twin.step(self.optimizer)
+
+
+class SnackMethod(Method):
+    """A stepper of snack.dst."""
+
+    def __init__(self, stepper):
+        self.stepper = stepper
+
+    @property
+    def armed(self) -> bool:
+        return self.stepper.armed
+
+    def count(self) -> None:
+        self.stepper.count_step()
+
+    def step(self) -> bool:
+        return self.stepper.step() is not None
 
 
 @dataclass
 class Contender:
-    """One of the three: its network, its optimiser, and what happened to it so far."""
+    """One network, its optimiser, and what happened to it so far. ``name``: its kind, and with ``Config.compare`` the method after a colon."""
 
     name: str
+    kind: str  # of CONTENDERS
+    method: str
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    method_step: Callable[[], bool]  # called after the optimiser's step; returns whether the topology changed
+    make_mover: Callable[[], Method]
+    mover: Method = field(default_factory=Method)
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    connectivity: dict[str, torch.Tensor] = field(default_factory=dict)  # "before", "after": outgoing connections of each input feature
     steps: int = 0
     updates: int = 0
     loss: float = float("nan")  # of the newest step that was looked at
     step_times: list[float] = field(default_factory=list)  # seconds
     infer_times: list[float] = field(default_factory=list)  # seconds
     curve: list[tuple[float, float, float]] = field(default_factory=list)  # (epoch, test accuracy, mean training loss of that epoch)
+
+    def note_connectivity(self, when: str) -> None:
+        """Keep where the first layer's connections are; of SNACK alone."""
+        if self.kind == "snack":
+            self.connectivity[when] = connectivity(self.model)
 
     @property
     def accuracy(self) -> float | None:
@@ -101,7 +129,7 @@ class Moment:
     total: int
     current: Contender
     contenders: list[Contender]
-    epoch_end: bool = False  # all three have finished (and been tested after) epoch number ``epoch``
+    epoch_end: bool = False  # all have finished (and been tested after) epoch number ``epoch``
 
 
 @dataclass
@@ -111,159 +139,154 @@ class Run:
     config: Config
     dataset: Dataset
     contenders: list[Contender]
-    connectivity: dict[str, torch.Tensor]  # "before", "after": outgoing connections of each input feature in SNACK's first layer
     interrupted: bool = False
 
     def of(self, name: str) -> Contender:
-        """The contender called ``name``."""
-        return next(c for c in self.contenders if c.name == name)
+        """The first contender of that name or kind."""
+        return next(c for c in self.contenders if name in (c.name, c.kind))
 
 
-# ---- building the three ----------------------------------------------------------------------------------------------------------------
+# ---- building the contenders -----------------------------------------------------------------------------------------------------------
 
 
-def mlp(features: int, hidden: tuple[int, ...], classes: int) -> nn.Sequential:
-    """features → hidden… → classes, ReLU between the layers."""
-    sizes = [features, *hidden, classes]
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def check(config: Config) -> None:
-    """Raises SnackError where a figure makes no sense; before anything is built."""
-    if not 0.0 <= config.sparsity < 1.0:  # NaN fails too
-        raise SnackError(
-            f"sparsity {config.sparsity}: expected at least 0 and below 1, the fraction of connections to leave out, for example 0.95"
-        )
-    if config.method not in METHODS:
-        raise SnackError(f"unknown method {config.method!r}: expected one of {', '.join(METHODS)}")
-    if config.optimizer not in ("sgd", "adam"):
-        raise SnackError(f"unknown optimizer {config.optimizer!r}: expected sgd or adam")
-    if not 0.0 <= config.drop_fraction < 1.0:
-        raise SnackError(f"drop_fraction {config.drop_fraction}: expected at least 0 and below 1, the fraction of connections an update moves")
-    if not 0.0 <= config.t_end <= 1.0:
-        raise SnackError(f"t_end {config.t_end}: expected a fraction of the training, from 0 to 1")
-    for name in ("epochs", "batch_size", *(["every"] if config.every is not None else [])):
-        if getattr(config, name) < 1:
-            raise SnackError(f"{name} {getattr(config, name)}: expected at least 1")
-    if not config.hidden or min(config.hidden) < 1:
-        raise SnackError(f"hidden {config.hidden}: expected one width or more, each at least 1, for example 300,100")
-    if not 0.0 <= config.weight_decay < float("inf"):
-        raise SnackError(f"weight_decay {config.weight_decay}: expected 0 or a positive number, for example 0.0005")
-    if not 0 <= config.seed < 2**63:
-        raise SnackError(f"seed {config.seed}: expected a whole number from 0 to 2^63 - 1")
-    if not 0.0 < config.lr < float("inf"):
-        raise SnackError(f"lr {config.lr}: expected a positive number, for example 0.05")
+def steps_an_epoch(config: Config, rows: int) -> int:
+    """Batches of an epoch; a captured step has one size, so what is left over is left out there."""
+    return max(1, rows // config.batch_size) if config.graph else -(-rows // config.batch_size)
 
 
 def build(config: Config, dataset: Dataset) -> list[Contender]:
-    """The three networks with their optimisers, on the device. The same config gives the same numbers, whatever ran before."""
+    """The networks with their optimisers, on the device: dense, then a masked twin and SNACK for every method. The same config gives the same
+    numbers, whatever ran before."""
     check(config)
-    steps_an_epoch = -(-len(dataset.x_train) // config.batch_size)
-    total = config.epochs * steps_an_epoch
-    every, t_end = config.every or steps_an_epoch, max(1, round(config.t_end * total))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        dense = mlp(dataset.features, config.hidden, dataset.classes)
-    output = str(len(dense) - 1)
+        dense = mlp(dataset.features, config.hidden, dataset.classes, recipes.ACTIVATIONS[config.activation], config.dropout)
+    contenders: list[Contender] = []
+    for method in config.methods:
+        contenders += _of_method(config, dataset, method, dense)
+    if "dense" in config.contenders:
+        contenders.insert(0, _contender(config, "dense", "dense", "dense", dense, lambda optimizer: Method()))
+    return contenders
+
+
+def _of_method(config: Config, dataset: Dataset, method: str, dense: nn.Sequential) -> list[Contender]:
+    """The masked twin of a method, if wanted and known, and SNACK."""
+    steps = steps_an_epoch(config, len(dataset.x_train))
+    every, t_end = config.every or steps, max(1, round(config.t_end * config.epochs * steps))
+    options = recipes.stepper_options(config, method, every, t_end)
     sparse = sparsify(
         copy.deepcopy(dense),
-        sparsity=config.sparsity,
-        distribution=config.distribution,
+        sparsity=0.0 if method == "gmp" else config.sparsity,
+        distribution="uniform" if method == "gmp" else config.distribution,
         how="random",
-        exclude=[] if config.sparse_output else [output],
+        exclude=[] if config.sparse_output else [str(len(dense) - 1)],
         generator=torch.Generator().manual_seed(config.seed),
     )
-    masked = MaskedTwin(*masked_start(sparse), config.method, config.seed, every, config.drop_fraction, t_end)
-    rule = {"set": SET, "rigl": RigL, "static": Static}[config.method]
+    suffix, found = f":{method}" if config.compare else "", []
+    if "dense_mask" in config.contenders and recipes.has_twin(method):
+        decay = True if config.drop_decay == "cosine" else None
+        twin = MaskedTwin(*masked_start(sparse), method, config.seed, every, config.drop_fraction, t_end, decay, config.sparsity)
+        found.append(_contender(config, f"dense_mask{suffix}", "dense_mask", method, twin, lambda optimizer: TwinMethod(twin, optimizer)))
 
-    def contender(name, model, make_step):
-        model.to(config.device)
-        optimizer = make_optimizer(config, model)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
-        return Contender(name, model, optimizer, scheduler, make_step(optimizer))
+    def stepper(optimizer):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GMP's, that it begins with a full network: it is meant to
+            return SnackMethod(METHODS[method][0](sparse, optimizer, **options))
 
-    def snack_step(optimizer):
-        stepper = rule(sparse, optimizer, every=every, drop_fraction=config.drop_fraction, t_end=t_end, seed=config.seed)
-        return lambda: stepper.step() is not None
+    return [*found, _contender(config, f"snack{suffix}", "snack", method, sparse, stepper)]
 
-    return [
-        contender("dense", dense, lambda optimizer: lambda: False),
-        contender("dense_mask", masked, lambda optimizer: lambda: masked.step(optimizer)),
-        contender("snack", sparse, snack_step),
-    ]
+
+def _contender(config: Config, name: str, kind: str, method: str, model: nn.Module, mover) -> Contender:
+    model.to(config.device)
+    optimizer = make_optimizer(config, model)
+    return Contender(name, kind, method, model, optimizer, lambda: mover(optimizer))
 
 
 def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The stock optimiser that all three use."""
+    """The stock optimiser that all use. That of a captured step takes its learning rate from memory of the card."""
+    lr = torch.tensor(config.lr, device=config.device) if config.graph else config.lr
+    fused = {"fused": True} if config.graph else {}
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=config.weight_decay, **fused, **({"capturable": True} if fused else {}))
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, **fused)
 
 
-def sparse_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """SNACK's layers in ``model`` by name, in order."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, SparseLinear)}
-
-
-def masked_start(sparse: nn.Module) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A dense copy of ``sparse`` with the same numbers, and {layer: mask} of its topology: what :class:`MaskedTwin` starts from."""
-    model, masks = copy.deepcopy(sparse), {}
-    for name, layer in sparse_layers(sparse).items():
-        rows, cols, values = (t.detach() for t in layer.to_coo())
-        linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device=values.device, dtype=values.dtype)
-        at = (rows.long(), cols.long())
-        with torch.no_grad():
-            linear.weight.zero_()[at] = values
-            if layer.bias is not None:
-                linear.bias.copy_(layer.bias)
-        masks[name] = torch.zeros_like(linear.weight, dtype=torch.bool)
-        masks[name][at] = True
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, linear)
-    return model, masks
+def loss_of(config: Config, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """outputs (batch, classes), labels (batch,) -> the mean loss of a row."""
+    if config.loss == "cross_entropy":
+        return nn.functional.cross_entropy(outputs, labels)
+    wanted = (labels[:, None] == torch.arange(outputs.shape[1], device=labels.device)).to(outputs)  # one_hot() looks at the labels, and waits
+    return nn.functional.mse_loss(outputs.sigmoid(), wanted, reduction="sum") / (2 * len(labels))
 
 
 # ---- training --------------------------------------------------------------------------------------------------------------------------
 
 
 def train(config: Config, dataset: Dataset, watch=lambda moment: None, should_stop=lambda: False) -> Run:
-    """Trains the three and measures them. ``watch(Moment)`` is called after every step; ``should_stop()`` is asked then and ends the run
+    """Trains the contenders and measures them. ``watch(Moment)`` is called after every step; ``should_stop()`` is asked then and ends the run
     early and cleanly: what was done is evaluated and measured, and ``Run.interrupted`` is set."""
-    device = torch.device(config.device)
+    if config.graph:
+        from snack.bench import replay
+
+        return replay.train(config, dataset, watch, should_stop)
+    dataset = recipes.limited(dataset, config.rows)
     contenders = build(config, dataset)
-    data = replace(dataset, **{k: getattr(dataset, k).to(device) for k in ("x_train", "y_train", "x_test", "y_test")})
-    run = Run(config, dataset, contenders, {"before": connectivity(contenders[2].model)})
-    moment = Moment(
-        config.seed, 0, 0, config.epochs * len(contenders) * -(-len(data.x_train) // config.batch_size), contenders[0], contenders
-    )
+    data = on_device(dataset, config.device)
+    total = config.epochs * steps_an_epoch(config, len(data.x_train))
+    run = Run(config, dataset, contenders)
+    moment = Moment(config.seed, 0, 0, total * len(contenders), contenders[0], contenders)
+    for contender in contenders:
+        contender.mover = contender.make_mover()
+        contender.scheduler = torch.optim.lr_scheduler.LambdaLR(contender.optimizer, lambda step: recipes.rate_factor(config, step, total))
+        contender.note_connectivity("before")
     order = torch.Generator().manual_seed(config.seed)
-    for epoch in range(config.epochs):
-        batches = torch.randperm(len(data.x_train), generator=order).to(device).split(config.batch_size)
-        moment.epoch, moment.epoch_end = epoch, False
-        for contender in contenders:
-            moment.current = contender
-            run.interrupted = not _train_epoch(contender, data, batches, moment, watch, should_stop)
+    with seeded(config):
+        for epoch in range(config.epochs):
+            batches = torch.randperm(len(data.x_train), generator=order).to(config.device).split(config.batch_size)
+            moment.epoch, moment.epoch_end = epoch, False
+            for contender in contenders:
+                moment.current = contender
+                run.interrupted = not _train_epoch(config, contender, data, batches, moment, watch, should_stop)
+                if run.interrupted:
+                    break
             if run.interrupted:
                 break
-        if run.interrupted:
-            break
-        moment.epoch_end = True
-        watch(moment)
-    _measure_inference(contenders, data.x_test[:1])
-    run.connectivity["after"] = connectivity(contenders[2].model)
+            moment.epoch_end = True
+            watch(moment)
+    finish(run, data)
     return run
 
 
-def _train_epoch(contender: Contender, data: Dataset, batches, moment: Moment, watch, should_stop) -> bool:
+def on_device(dataset: Dataset, device: str) -> Dataset:
+    """The data set where the networks are."""
+    return replace(dataset, **{k: getattr(dataset, k).to(device) for k in ("x_train", "y_train", "x_test", "y_test")})
+
+
+@contextmanager
+def seeded(config: Config):
+    """Dropout draws from PyTorch's global stream: the seed's inside, and afterwards it is as it was."""
+    device = torch.device(config.device)
+    devices = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=config.dropout > 0):
+        if config.dropout > 0:
+            torch.manual_seed(config.seed)
+        yield
+
+
+def finish(run: Run, data: Dataset) -> None:
+    """What is measured after training."""
+    _measure_inference(run.contenders, data.x_test[:1])
+    for contender in run.contenders:
+        contender.note_connectivity("after")
+
+
+def _train_epoch(config: Config, contender: Contender, data: Dataset, batches, moment: Moment, watch, should_stop) -> bool:
     """One epoch of one contender and its test. Returns False where the run was stopped; then tested as far as it came."""
     losses = torch.zeros((), device=data.x_train.device)
     contender.model.train()
     stopped = False
     for number, rows in enumerate(batches):
-        loss = _train_step(contender, data.x_train[rows], data.y_train[rows])
+        loss = _train_step(config, contender, data.x_train[rows], data.y_train[rows])
         losses += loss
         if number % 10 == 0:
             contender.loss = loss.item()
@@ -276,15 +299,15 @@ def _train_epoch(contender: Contender, data: Dataset, batches, moment: Moment, w
     return not stopped
 
 
-def _train_step(contender: Contender, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _train_step(config: Config, contender: Contender, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """One timed step; returns the loss, detached."""
     _synchronize(x.device)
     begin = time.perf_counter()
     contender.optimizer.zero_grad(set_to_none=True)
-    loss = nn.functional.cross_entropy(contender.model(x), y)
+    loss = loss_of(config, contender.model(x), y)
     loss.backward()
     contender.optimizer.step()
-    changed = contender.method_step()
+    changed = contender.mover.step()
     _synchronize(x.device)
     contender.step_times.append(time.perf_counter() - begin)
     contender.scheduler.step()
@@ -296,9 +319,14 @@ def _train_step(contender: Contender, x: torch.Tensor, y: torch.Tensor) -> torch
 @torch.inference_mode()
 def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     """Fraction of the rows of ``x`` (n, features) that are classified as ``y`` (n,) says."""
+    return int(count_right(model, x, y)) / len(x)
+
+
+@torch.inference_mode()
+def count_right(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """How many rows are classified as ``y`` says, as a tensor that nobody has waited for. The model is in evaluation mode afterwards."""
     model.eval()
-    right = sum((model(a).argmax(1) == b).sum() for a, b in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH)))
-    return int(right) / len(x)
+    return sum((model(a).argmax(1) == b).sum() for a, b in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH)))
 
 
 @torch.inference_mode()
@@ -325,26 +353,6 @@ def _synchronize(device: torch.device) -> None:
 # ---- what came out ---------------------------------------------------------------------------------------------------------------------
 
 
-def connectivity(model: nn.Module) -> torch.Tensor:
-    """Outgoing connections of each input feature in the first layer, int64 (features,). A layer that stayed dense has all of them."""
-    known = sparse_layers(model).values()
-    first = next(m for m in model.modules() if isinstance(m, nn.Linear) or m in known)
-    if isinstance(first, nn.Linear):
-        return torch.full((first.in_features,), first.out_features)
-    return torch.bincount(first.pattern.cols.long().cpu(), minlength=first.in_features)
-
-
-def connections(model: nn.Module) -> int:
-    """Live connections of the whole network, biases not counted: what is not masked away or not stored does not count."""
-    total = 0
-    for module in model.modules():
-        if isinstance(module, MaskedLinear) or module in sparse_layers(module).values():
-            total += module.nnz
-        elif isinstance(module, nn.Linear):
-            total += module.weight.numel()
-    return total
-
-
 def memory(contender: Contender) -> dict[str, int]:
     """Bytes of ``weights`` (all parameters), ``indices`` (or masks), ``gradients`` and ``optimizer`` state, as they are now."""
     parameters = list(contender.model.parameters())
@@ -368,10 +376,7 @@ def spread(times: list[float]) -> tuple[float, float]:
 
 def records(run: Run) -> list[dict]:
     """One record a contender, ready for JSON. A quantity that was not measured is absent, and so is a contender that took no step."""
-    result = [_record(run, contender) for contender in run.contenders if contender.steps]
-    if result and result[-1]["contender"] == "snack":
-        result[-1]["connectivity"] = {when: counts.tolist() for when, counts in run.connectivity.items()}
-    return result
+    return [_record(run, contender) for contender in run.contenders if contender.steps]
 
 
 def _record(run: Run, contender: Contender) -> dict:
@@ -379,10 +384,13 @@ def _record(run: Run, contender: Contender) -> dict:
     record = {
         "routine": "train",
         "contender": contender.name,
+        "kind": contender.kind,
         "data": dataset.name,
         "image_shape": dataset.image_shape,
         "network": "-".join(str(n) for n in (dataset.features, *config.hidden, dataset.classes)),
-        **{k: v for k, v in asdict(config).items() if k not in ("hidden", "every")},
+        **{k: v for k, v in asdict(config).items() if k not in ("hidden", "every", "compare", "contenders", "rows")},
+        "method": contender.method if contender.kind != "dense" or config.compare else config.method,
+        "rows": [len(dataset.x_train), len(dataset.x_test)],
         "dtype": "float32",
         "threads": torch.get_num_threads(),
         "params": sum(p.numel() for p in contender.model.parameters()),
@@ -399,4 +407,6 @@ def _record(run: Run, contender: Contender) -> dict:
     record["step_mean_us"] = statistics.fmean(contender.step_times) * 1e6
     if contender.infer_times:
         record["infer_time_us"], record["infer_time_iqr_us"] = spread(contender.infer_times)
+    if contender.kind == "snack":
+        record["connectivity"] = {when: counts.tolist() for when, counts in contender.connectivity.items()}
     return record

@@ -1,22 +1,22 @@
-"""``snack train``: one network on real data three ways, dense, dense with a mask, and SNACK; a table, a picture and a record at the end."""
+"""``snack train``: one network on real data, dense, dense with a mask, and SNACK, with one method or several; table, picture and record."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import math
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from snack.cli.common import Interruptible, check_writable, human_bytes, human_ratio, human_time, print_table, rich_console, say, write_json
-from snack.cli.figure import LABELS, METHODS
+from snack.cli import train_report
+from snack.cli.common import Interruptible, check_writable, rich_console, say, write_json
+from snack.cli.figure import label
 from snack.errors import SnackError
 
 DESCRIPTION = """Trains the same multilayer perceptron three ways in one run, from the same numbers on the same batches: dense (every
 connection), dense + mask (plain PyTorch: every connection is stored and most are multiplied by zero), and SNACK (only the live
-connections exist). Ends with a table and a picture. Ctrl-C keeps what there is."""
+connections exist). With --compare it does so for several methods. Ends with a table and a picture. Ctrl-C keeps what there is."""
 
 
 def add_parser(subparsers) -> None:
@@ -25,33 +25,38 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(run=run)
     task = parser.add_argument_group("the task")
     task.add_argument(
-        "--data",
-        default="digits",
-        metavar="NAME|FILE.npz",
-        help="digits (default), mnist, fashion-mnist, cifar10, madelon, or arrays x and y in a file",
+        "--data", metavar="NAME|FILE.npz", help="digits (default), mnist, fashion-mnist, cifar10, madelon, or arrays x and y in a file"
+    )
+    task.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="a whole protocol: lenet-300-100, fashion-mlp, fashion-mlp-mse or cifar10-mlp; what else is said here goes first",
     )
     task.add_argument("--hidden", type=_widths, metavar="300,100", help="widths of the hidden layers")
     task.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    task.add_argument("--graph", action="store_true", help="on a card: replay captured steps, with the data on the card, contenders side by side")
+    task.add_argument(
+        "--contenders", type=_names, metavar="A,B", help="of dense, dense_mask and snack, those to train (default: all; snack always)"
+    )
     task.add_argument("--seed", type=int, default=0, metavar="N", help="of the first numbers, the topology and the batches (default 0)")
     task.add_argument("--seeds", type=_count, default=1, metavar="N", help="repeat with N seeds, from --seed on (default 1)")
     sparse = parser.add_argument_group("sparsity")
-    sparse.add_argument("--sparsity", type=float, default=0.95, metavar="S", help="fraction of the connections left out (default 0.95)")
-    sparse.add_argument("--method", default="set", metavar="M", help="set (default), rigl or static: how connections move while it trains")
+    sparse.add_argument("--sparsity", type=float, metavar="S", help="fraction of the connections left out (default 0.95)")
     sparse.add_argument(
-        "--distribution", default="uniform", choices=("uniform", "er", "erk"), help="of the sparsity over the layers (default uniform)"
+        "--method", metavar="M", help="how connections move: set (default), set-magnitude, rigl, snfs, gmp, mest, itop, srigl or static"
     )
+    sparse.add_argument("--compare", type=_names, metavar="M,M", help="several methods in one run, for example static,set,rigl,gmp")
+    sparse.add_argument("--distribution", choices=("uniform", "er", "erk"), help="of the sparsity over the layers (default uniform)")
     sparse.add_argument("--every", type=_count, metavar="STEPS", help="steps between topology updates (default: once an epoch)")
+    sparse.add_argument("--drop-fraction", type=float, metavar="F", help="fraction of the connections an update moves (default 0.3)")
     sparse.add_argument(
-        "--drop-fraction", type=float, default=0.3, metavar="F", help="fraction of the connections an update moves (default 0.3)"
-    )
-    sparse.add_argument(
-        "--sparse-output", action="store_true", help="make the output layer sparse too (by default it stays dense, as in SET)"
+        "--sparse-output", action="store_true", default=None, help="make the output layer sparse too (by default it stays dense, as in SET)"
     )
     learning = parser.add_argument_group("learning")
     learning.add_argument("--epochs", type=_count, metavar="N", help="passes over the training rows")
     learning.add_argument("--batch-size", type=_count, metavar="N", help="rows a step")
-    learning.add_argument("--optimizer", default="sgd", choices=("sgd", "adam"), help="sgd with momentum 0.9 (default) or adam")
-    learning.add_argument("--lr", type=float, metavar="LR", help="learning rate at the start; it falls to 0 along a cosine")
+    learning.add_argument("--optimizer", choices=("sgd", "adam"), help="sgd with momentum 0.9 (default) or adam")
+    learning.add_argument("--lr", type=float, metavar="LR", help="learning rate at the start; it falls to 0 along a cosine (recipes differ)")
     learning.add_argument(
         "--weight-decay", type=float, metavar="WD", help="what draws weights to 0, and so decides which connections SET gives up"
     )
@@ -67,6 +72,10 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} given, expected a whole number above 0")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -102,7 +111,7 @@ def run(arguments) -> int:
                     break
         document = _document(arguments, runs, training)
         if document["records"]:
-            _report(_complete(document), runs)
+            train_report.report({**document, "records": train_report.complete(document["records"])}, runs)
             _leave_behind(arguments, document, runs, figure_path)
     if runs[-1].interrupted:
         say("Stopped by Ctrl-C: the figures are those of the steps that were done.")
@@ -114,14 +123,30 @@ def run(arguments) -> int:
     return 0
 
 
+_SAID = (
+    "hidden", "epochs", "batch_size", "lr", "weight_decay", "sparsity", "method", "compare", "contenders", "distribution", "every", "drop_fraction",
+    "sparse_output", "optimizer",
+)  # fmt: skip
+
+
 def _config(arguments, training):
-    """The Config: the recipe of the data set, overridden by what was said. Wrong figures are found here."""
-    said = {k: getattr(arguments, k) for k in ("hidden", "epochs", "batch_size", "lr", "weight_decay") if getattr(arguments, k) is not None}
-    taken = ("sparsity", "method", "distribution", "every", "drop_fraction", "sparse_output", "optimizer", "seed", "device")
-    recipe = dict(training.RECIPES.get(arguments.data, {}))
-    if arguments.optimizer == "adam":
+    """The Config: the data set's recipe or the protocol, overridden by what was said. Wrong figures are found here. Sets ``arguments.data``."""
+    protocol = {}
+    if arguments.recipe is not None:
+        if arguments.recipe not in training.PROTOCOLS:
+            raise SnackError(f"--recipe {arguments.recipe}: unknown recipe; expected one of {', '.join(training.PROTOCOLS)}")
+        protocol = dict(training.PROTOCOLS[arguments.recipe])
+    data = protocol.pop("data", None)
+    arguments.data = arguments.data or data or "digits"
+    said = {k: getattr(arguments, k) for k in _SAID if getattr(arguments, k) is not None}
+    recipe = protocol or dict(training.RECIPES.get(arguments.data, {}))
+    if said.get("optimizer") == "adam":
         recipe |= {"lr": 1e-3, "weight_decay": 0.0}
-    config = training.Config(**{**recipe, **{k: getattr(arguments, k) for k in taken}, **said})
+    if "contenders" in said and "snack" not in said["contenders"]:
+        said["contenders"] += ("snack",)
+    if arguments.graph and arguments.device == "cpu":
+        raise SnackError("--graph replays captured steps of a card; add --device cuda, or leave it out")
+    config = training.Config(**{**recipe, **said, "seed": arguments.seed, "device": arguments.device, "graph": arguments.graph})
     training.check(config)
     return config
 
@@ -146,7 +171,7 @@ def _output_paths(arguments) -> Path | None:
     """Checks every file that will be written; returns the picture's path, None where none is wanted."""
     from snack.plot.look import require_picture
 
-    path = None if arguments.no_figure else Path(arguments.figure or f"snack-train-{Path(arguments.data).stem}.png")
+    path = None if arguments.no_figure else Path(arguments.figure or f"snack-train-{arguments.recipe or Path(arguments.data).stem}.png")
     targets = {"--json": arguments.json, "--figure": path, "--save": arguments.save}
     targets = {option: Path(target) for option, target in targets.items() if target is not None}
     if arguments.save and not arguments.save.endswith(".safetensors"):
@@ -179,67 +204,14 @@ def _document(arguments, runs, training) -> dict:
     """What ``--json`` writes: design of the benchmark records, one record a seed and contender."""
     from snack.bench import records
 
+    suite = f"train-{arguments.recipe or runs[0].dataset.name}"
     return {
         "schema": records.SCHEMA,
-        "suite": f"train-{runs[0].dataset.name}",
+        "suite": suite,
         "provenance": {**records.provenance(), "command": arguments.command_line},
-        "records": [record for run in runs for record in training.records(run)],
+        "records": (found := [record for run in runs for record in training.records(run)]),
+        "summary": train_report.summary(train_report.complete(found)),
     }
-
-
-def _complete(document: dict) -> dict:
-    """The document without the seed that Ctrl-C cut short, if there is another one: means are over complete runs."""
-    whole = [r for r in document["records"] if not r["interrupted"]]
-    return {**document, "records": whole or document["records"]}
-
-
-def _report(document: dict, runs) -> None:
-    """Prints the table: one column a contender, and how SNACK compares with dense."""
-    groups = {name: [r for r in document["records"] if r["contender"] == name] for name in LABELS}
-    groups = {name: records for name, records in groups.items() if records}
-    columns = ["", *(LABELS[n] for n in groups), *(["SNACK / dense"] if {"dense", "snack"} <= groups.keys() else [])]
-    rows = []
-
-    def row(title, value, words, ratio=True):
-        values = {n: value(records) for n, records in groups.items()}
-        cells = [words(v) if v is not None else "not measured" for v in values.values()]
-        if len(columns) > len(groups) + 1:
-            both = values["dense"] and values["snack"]
-            cells.append(human_ratio(values["snack"] / values["dense"]) if ratio and both else "")
-        rows.append([title, *cells])
-
-    row("test accuracy", lambda rs: [100 * r["accuracy"] for r in rs], _mean_and_deviation, ratio=False)
-    row("connections that count", lambda rs: rs[0]["nnz"], "{:,}".format)
-    row("parameters stored", lambda rs: rs[0]["params"], "{:,}".format)
-    for part, title in (
-        ("weights", "weights"),
-        ("indices", "indices or masks"),
-        ("gradients", "gradients"),
-        ("optimizer", "optimiser state"),
-    ):
-        row(title, lambda rs, part=part: rs[0]["bytes"][part], human_bytes)
-    row("memory, all of these", lambda rs: sum(rs[0]["bytes"].values()), human_bytes)
-    row("time a training step", lambda rs: _median(rs, "step_time_us"), human_time)
-    row("inference, one sample", lambda rs: _median(rs, "infer_time_us"), human_time)
-    row("topology updates", lambda rs: rs[0]["updates"], "{:,}".format, ratio=False)
-    first = runs[0]
-    seeds = len(groups[next(iter(groups))])
-    seeds = f"mean of {seeds} seeds" if seeds > 1 else f"seed {first.config.seed}"
-    say()
-    config, network = first.config, document["records"][0]["network"]
-    title = f"{first.dataset.name}, {network}, {100 * config.sparsity:g} % sparse, {METHODS[config.method]}, batch {config.batch_size}, "
-    print_table(f"{title}{config.epochs} epoch{'s' if config.epochs > 1 else ''}, {seeds}", columns, rows, strong=len(groups))
-    if max(r["step_time_iqr_us"] / r["step_time_us"] for r in document["records"]) > 0.5:
-        say("The times of single steps vary by more than half: other work ran on this machine, so repeat the run on an idle one.")
-
-
-def _mean_and_deviation(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.2f} %" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _median(records, key):
-    values = [r[key] for r in records if key in r]
-    return statistics.median(values) if values else None
 
 
 def _leave_behind(arguments, document: dict, runs, figure_path) -> None:
@@ -253,12 +225,12 @@ def _leave_behind(arguments, document: dict, runs, figure_path) -> None:
         from snack.nn import persistence
 
         first = runs[0]
-        about = {"data": first.dataset.name, "method": first.config.method, "seed": first.config.seed, "epochs": first.config.epochs}
+        about = {"data": first.dataset.name, "method": first.of("snack").method, "seed": first.config.seed, "epochs": first.config.epochs}
         about["test_accuracy"] = first.of("snack").accuracy
         persistence.save(first.of("snack").model, arguments.save, metadata={k: str(v) for k, v in about.items()})
         say(f"model: {arguments.save}")
     if figure_path is not None:
-        figure.draw(_complete(document), figure_path)
+        figure.draw({**document, "records": train_report.complete(document["records"])}, figure_path)
         say(f"picture: {figure_path}")
 
 
@@ -286,8 +258,9 @@ def _progress(epochs: int, seeds: int):
 def _state(moment) -> dict[str, str]:
     """Loss, accuracies, nnz and updates as words."""
     snack = moment.contenders[-1]
-    short = {"dense": "dense", "dense_mask": "mask", "snack": "SNACK"}
-    accuracies = "  ".join(f"{short[c.name]} {'–' if c.accuracy is None else f'{100 * c.accuracy:.1f}'}" for c in moment.contenders)
+    accuracies = "  ".join(
+        f"{label(c.name, short=True)} {'–' if c.accuracy is None else f'{100 * c.accuracy:.1f}'}" for c in moment.contenders
+    )
     loss = moment.current.loss
     return {
         "loss": "–" if math.isnan(loss) else f"{loss:.3f}",
@@ -348,7 +321,7 @@ class _Bar(_Quiet):
             self.seed = moment.seed
             self.task = self.progress.add_task("", total=moment.total)
         seed = f"seed {moment.seed}, " if self.seeds > 1 else ""
-        name = LABELS[moment.current.name]
+        name = label(moment.current.name)
         self.progress.update(self.task, description=f"{seed}epoch {moment.epoch + 1}/{self.epochs} {name:<12}", completed=moment.done)
         s = _state(moment)
         facts = f"loss {s['loss']}  [bold]{s['accuracies']} %[/bold]  nnz {s['nnz']}  updates {s['updates']}"

@@ -1,5 +1,6 @@
 """Dynamic sparse training: connections are dropped and grown while a network trains."""
 
+from .capture import Recording
 from .history import Update
 from .presets import GMP, ITOP, MEST, SET, SNFS, RigL, SRigL, Static
 from .resume import load_training, save_training
@@ -9,5 +10,5 @@ from .stepper import DST
 
 __all__ = [
     "DST", "GMP", "ITOP", "MEST", "SET", "SNFS", "Constant", "Context", "Cosine", "Exponential", "GradientGrowth", "Linear", "MomentumGrowth",
-    "RigL", "SRigL", "SensitivityDrop", "Static", "Update", "load_training", "needs_gradient", "save_training",
+    "Recording", "RigL", "SRigL", "SensitivityDrop", "Static", "Update", "load_training", "needs_gradient", "save_training",
 ]

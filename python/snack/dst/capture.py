@@ -94,6 +94,8 @@ class Recorder:
         self._gathered = layer.values
         self._is_sharded = is_sharded(self._values)
         self._is_captured = False  # the pairs are tensors of a CUDA graph
+        self._has_graph: int | None = None  # a backward pass with create_graph=True
+        self._is_second_order = False  # another one came after it, which may have differentiated it
         self._handle = layer.values.register_post_accumulate_grad_hook(_Hook(self._after_accumulation))
         if layer._recorder is None:
             layer._recorder = _Recorders()
@@ -129,11 +131,15 @@ class Recorder:
             if self._was_cleared():
                 self._pairs.clear()
             self._open[task] = []
+        if torch.is_grad_enabled() and self._has_graph is None:
+            self._has_graph = task
         # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
         (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy))
 
     def _after_accumulation(self, values: Tensor) -> None:
-        self._pairs += self._open.pop(torch._C._current_graph_task_id(), [])
+        task = torch._C._current_graph_task_id()
+        self._is_second_order |= self._has_graph not in (None, task)
+        self._pairs += self._open.pop(task, [])
         if values.grad is not None:  # another hook may have taken it away
             self._gradient, self._version = weakref.ref(values.grad), values.grad._version
 
@@ -160,10 +166,15 @@ class Recorder:
         """x (batch, in) and dY (batch, out) of one dtype, the batches of all uses joined; None when there was no use.
 
         dY decides the dtype: under autocast it is the one in which the layer multiplied.
-        Raises: SnackError when an input was overwritten after its backward pass.
+        Raises: SnackError when an input was overwritten after its backward pass, or the gradient has a part of second order.
         """
         if not self._pairs:
             return None
+        if self._is_second_order:
+            raise SnackError(
+                "the gradient of this step was made by differentiating twice (create_graph=True), and growing by gradient sees the part of first "
+                "order only; leave the second-order part out of armed steps (if not dst.armed), or grow uniformly (SET)."
+            )
         if not self._is_captured and any(x._version != version for x, version, _ in self._pairs):
             raise SnackError(
                 "the layer's input was overwritten after the forward pass, but growing by gradient still needs it; "

@@ -23,6 +23,7 @@ from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
 from .capture import Recorder, Recording, is_capturing
+from .followers import Follower
 from .history import Update
 from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
@@ -142,6 +143,7 @@ class DST:
         self._warned: set[str] = set()
         self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
         self._fixed: set[SparseLinear] = set()
+        self._followers: list[Follower] = []
         self._watch_optimizer()
         self._arm()
 
@@ -179,6 +181,17 @@ class DST:
         recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it.
         """
         self._count(recording)
+
+    def follow(self, copy: nn.Module) -> None:
+        """Let every edit be made in a copy of the model too, such as `torch.optim.swa_utils.AveragedModel(model)`.
+
+        Averages stay with their connections; that of a dropped one is forgotten, and that of a grown one begins with the value the connection
+        begins with. Names may have a prefix (`module.`). Not part of `state_dict()`: call it again in a run that is continued.
+
+        Raises: SnackError when a trained layer has no counterpart with its topology, or when the copy averages buffers (use_buffers=True), which
+            hold the topology.
+        """
+        self._followers.append(Follower(type(self).__name__, copy, {name: layer for name, _, layer in self._trained()}))
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -284,6 +297,8 @@ class DST:
         try:
             for job in jobs:
                 job.apply(self._state)
+                for follower in self._followers:
+                    follower.edit(job)
                 dropped[job.name], grown[job.name] = job.moved
         finally:
             nnz = {name: layer.nnz for name, layer in layers.items()}
@@ -338,7 +353,7 @@ class DST:
 
     def _exchange_rules(self) -> tuple[str, str] | None:
         """The rules by the names that `SparseLinear.exchange` knows; None where the update needs lists of slots and positions."""
-        if self._scope != "layer" or self._weight is not None or callable(self._grow_init):
+        if self._scope != "layer" or self._weight is not None or callable(self._grow_init) or self._followers:
             return None
         drop = "magnitude" if self._drop is rules.drop_magnitude else "signed" if self._drop is rules.drop_signed else None
         by_gradient = type(self._grow) in (rules.GradientGrowth, rules.MomentumGrowth)

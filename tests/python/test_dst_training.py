@@ -1,0 +1,235 @@
+"""Dynamic sparse training beside what else a training loop does: loss scaling, autocast, clipping, averaged weights, double backward."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import snack
+from snack import dst
+from snack.errors import SnackError
+from snack.nn import SparseLinear
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)  # conftest puts it back
+
+
+def build(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(SparseLinear(20, 24, sparsity=0.7, dtype=dtype), nn.ReLU(), SparseLinear(24, 4, sparsity=0.5, dtype=dtype))
+
+
+def batches(count, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 20, generator=generator).to(dtype), torch.randint(4, (16,), generator=generator)) for _ in range(count)]
+
+
+def layers_of(model):
+    return [m for m in model.modules() if isinstance(m, SparseLinear)]
+
+
+def positions(model):
+    return [torch.stack(layer.pattern.coordinates()).clone() for layer in layers_of(model)]
+
+
+def as_matrix(layer):
+    return snack.formats.to_dense(layer.pattern, layer.values.detach())
+
+
+METHODS = [(dst.SET, {}), (dst.RigL, {"t_end": 100})]
+OPTIMIZERS = [lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), lambda p: torch.optim.Adam(p, 1e-3, fused=True)]
+
+
+# ---- GradScaler ----
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=["sgd", "adam-fused"])
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=["set", "rigl"])
+def test_steps_that_the_scaler_skips_neither_count_nor_edit(method, options, make):
+    """Infinite gradients at the steps before an update and elsewhere: the run is the one without these batches."""
+
+    def run(with_bad_batches):
+        model = build()
+        optimizer = make(model.parameters())
+        stepper = method(model, optimizer, every=3, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10**6, backoff_factor=1.0 - 1e-9)
+        for number, (x, y) in enumerate(batches(9)):
+            for factor in (torch.inf, 1.0) if with_bad_batches and number in (0, 2, 5, 6) else (1.0,):
+                optimizer.zero_grad()
+                scaler.scale(F.cross_entropy(model(x), y) * factor).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                record = stepper.step()
+                assert (record is not None) == (factor == 1.0 and number % 3 == 2)
+        assert stepper.steps == 9 and stepper.updates == 3 and all(u.dropped for u in stepper.history)
+        return model
+
+    for a, b in zip(layers_of(run(True)), layers_of(run(False))):
+        assert a.pattern.equals(b.pattern)
+        torch.testing.assert_close(a.values, b.values, rtol=1e-4, atol=1e-6)
+
+
+# ---- autocast and clipping ----
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=["set", "rigl"])
+def test_autocast_with_clipping_trains_float32_values(method, options):
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    stepper = method(model, optimizer, every=5, **options)
+    x, y = batches(1)[0]
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(x)
+        assert logits.dtype == torch.bfloat16
+        loss = F.cross_entropy(logits.float(), y)
+        loss.backward()
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert norm.isfinite()
+        optimizer.step()
+        stepper.step()
+        losses.append(loss.item())
+    assert stepper.updates == 12 and losses[-1] < 0.7 * losses[0] and all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_clipping_scales_all_candidates_alike():
+    """A clipped gradient grows what the unclipped one does: the candidates' scores are compared with each other only."""
+
+    def grown(limit):
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        stepper = dst.RigL(model, optimizer, every=1, t_end=100)
+        x, y = batches(1)[0]
+        F.cross_entropy(model(x), y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        stepper.step()
+        return layers_of(model)
+
+    assert all(a.pattern.equals(b.pattern) for a, b in zip(grown(1e-3), grown(1e9)))
+
+
+# ---- averaged weights ----
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*METHODS, (dst.GMP, {"t_end": 30, "sparsity": 0.9}), (dst.SNFS, {"t_end": 100, "grow": dst.MomentumGrowth(window=2)})],
+    ids=["set", "rigl", "gmp", "snfs"],
+)
+def test_an_averaged_model_follows_the_edits(method, options):
+    """The averages are those of dense matrices, where a dropped connection is forgotten and a grown one begins anew."""
+    decay = 0.8
+    model = build(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    stepper = method(model, optimizer, every=3, **options)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    stepper.follow(averaged)
+    expected, before = None, positions(model)
+    for x, y in batches(14, torch.float64):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+        now = [as_matrix(layer) for layer in layers_of(model)]
+        expected = now if expected is None else [decay * e + (1 - decay) * m for e, m in zip(expected, now)]
+        old = [dict.fromkeys(zip(*(t.tolist() for t in layer.pattern.coordinates()))) for layer in layers_of(model)]
+        kept = [layer.values.detach().clone() for layer in layers_of(model)]
+        if stepper.step():
+            for layer, matrix, places, values in zip(layers_of(model), expected, old, kept):
+                survivors = {p: v for p, v in zip(places, values.tolist())}
+                at = list(zip(*(t.tolist() for t in layer.pattern.coordinates())))
+                stays = torch.zeros_like(matrix, dtype=torch.bool)
+                for p, v in zip(at, layer.values.tolist()):
+                    stays[p] = p in survivors and v == survivors[p]  # one that was dropped and grown at once begins at 0
+                matrix[~stays] = 0.0
+        for mine, layer, matrix in zip(layers_of(averaged), layers_of(model), expected):
+            assert mine.pattern.equals(layer.pattern)
+            torch.testing.assert_close(as_matrix(mine), matrix)
+    assert stepper.updates == 4 and not any(torch.equal(a, b) for a, b in zip(positions(model), before))
+    assert averaged(x).shape == (16, 4)
+
+
+def test_follow_refuses_what_cannot_follow():
+    model = build()
+    stepper = dst.SET(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
+    with pytest.raises(SnackError, match="use_buffers=False"):
+        stepper.follow(AveragedModel(model, use_buffers=True))
+    with pytest.raises(SnackError, match="no sparse layer '0'"):
+        stepper.follow(nn.Linear(2, 2))
+    with pytest.raises(SnackError, match="trained one itself"):
+        stepper.follow(model)
+    with pytest.raises(SnackError, match="expected a torch.nn.Module"):
+        stepper.follow(model.state_dict())
+    other = copy.deepcopy(model)
+    other[0].rewire([0], snack.ops.grow_uniform(other[0].pattern, 1, 3))
+    with pytest.raises(SnackError, match="'0' has other connections"):
+        stepper.follow(other)
+
+
+# ---- double backward ----
+
+
+def penalised_step(model, x, y):
+    """A gradient penalty: the loss and the squared norm of its gradient with respect to x."""
+    x = x.clone().requires_grad_()
+    loss = F.cross_entropy(model(x), y)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + slope.square().sum()).backward()
+
+
+def test_double_backward_works_with_uniform_growth():
+    model = build(torch.float64)
+    dense = snack.densify(copy.deepcopy(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    stepper = dst.SET(model, optimizer, every=1)
+    (x, y), (later, labels) = batches(2, torch.float64)
+    penalised_step(model, x, y)
+    penalised_step(dense, x, y)
+    rows, cols = (t.long() for t in model[0].pattern.coordinates())
+    torch.testing.assert_close(model[0].values.grad, dense[0].weight.grad[rows, cols])
+    optimizer.step()
+    assert stepper.step().dropped > 0
+    optimizer.zero_grad()
+    penalised_step(model, later, labels)
+
+
+def test_double_backward_in_an_armed_step_is_a_clear_error():
+    """Growth by gradient sees dY and x of the first order only, and must not pretend otherwise; ordinary steps may do as they like."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    stepper = dst.RigL(model, optimizer, every=2, t_end=100)
+    before = positions(model)
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        penalised_step(model, x, y)
+        optimizer.step()
+        if not stepper.steps % 2:
+            with pytest.raises(SnackError, match="RigL: layer '0': the gradient of this step was made by differentiating twice.*if not dst.armed"):
+                stepper.step()
+    assert all(torch.equal(a, b) for a, b in zip(positions(model), before))
+
+
+def test_a_graph_of_the_gradient_alone_is_no_second_order():
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    stepper = dst.RigL(model, optimizer, every=1, t_end=100)
+    x, y = batches(1)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of the reference cycle that is cut below
+        F.cross_entropy(model(x), y).backward(create_graph=True)
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad.detach()
+    optimizer.step()
+    assert stepper.step().dropped > 0
