@@ -23,8 +23,8 @@ last two:
 * ``"gmp"`` (Zhu and Gupta 2017): drops the smallest magnitudes until the sparsity of a cubic is reached; grows nothing.
 * ``"static"``: never changes.
 
-No more connections move than there were empty positions before the update. A position that was dropped in this update is empty, so it
-may be grown again (and then starts anew). A grown weight starts at 0 with the optimiser's moments at 0; a dropped weight loses both.
+No more connections move than there were empty positions before the update (but with SNFS, where another layer may have room). A position
+that was dropped in this update is empty, so it may be grown again (and then starts anew). A grown weight starts at 0 with the optimiser's moments at 0; a dropped weight loses both.
 Ties: the lower slot first, where slots are sorted by (column // 1024, row, column).
 """
 
@@ -326,7 +326,8 @@ class MaskedTwin(nn.Module):
             return drop_set(weights, fraction, size - len(live))
         if self.method == "mest":
             weights = weights.abs() + layer.weight.grad.flatten()[live].abs()
-        return drop_magnitude(weights, fraction, size - len(live))
+        # What SNFS gives up may grow in another layer.
+        return drop_magnitude(weights, fraction, len(live) if self.method == "snfs" else size - len(live))
 
     def _shares(self, layers, dropped, live, optimizer) -> list[int]:
         """How many connections every layer grows."""
