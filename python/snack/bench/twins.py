@@ -24,7 +24,8 @@ last two:
 * ``"static"``: never changes.
 
 No more connections move than there were empty positions before the update (but with SNFS, where another layer may have room). A position
-that was dropped in this update is empty, so it may be grown again (and then starts anew). A grown weight starts at 0 with the optimiser's moments at 0; a dropped weight loses both.
+that was dropped in this update is empty, so it may be grown again (and then starts anew). A grown weight starts at 0 with the optimiser's
+moments at 0; a dropped weight loses both.
 Ties: the lower slot first, where slots are sorted by (column // 1024, row, column).
 """
 
