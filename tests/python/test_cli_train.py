@@ -301,12 +301,15 @@ def test_the_three_start_from_the_same_numbers(tmp_path, blobs):
     assert not torch.equal(other.model.state_dict()["0.cols"], sparse.model.state_dict()["0.cols"])
 
 
-@pytest.mark.parametrize("method", ["set", "rigl"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_snack_and_its_masked_twin_go_the_same_way(blobs, method, optimizer):
+@pytest.mark.parametrize(
+    ("method", "optimizer", "values"),
+    [("set", "sgd", "zero"), ("set", "adam", "zero"), ("rigl", "sgd", "zero"), ("rigl", "adam", "zero"), ("set", "sgd", "he"), ("rigl", "sgd", "he")],
+)
+def test_snack_and_its_masked_twin_go_the_same_way(blobs, method, optimizer, values):
     """The same topology after every update, and the same accuracy: the twin shares no code with the rules it checks."""
     dataset = data.load("blobs.npz")
     config = training.Config(hidden=(40, 20), sparsity=0.8, method=method, every=3, batch_size=32, epochs=5, optimizer=optimizer, lr=0.01)
+    config = replace(config, init="sparse" if values == "zero" else "he", grow_init=values)
     run = training.train(config, dataset)
     masked, sparse = run.of("dense_mask"), run.of("snack")
     assert masked.updates == sparse.updates > 5
@@ -314,6 +317,8 @@ def test_snack_and_its_masked_twin_go_the_same_way(blobs, method, optimizer):
         mask = torch.zeros(layer.out_features, layer.in_features, dtype=torch.bool)
         mask[layer.pattern.rows.long(), layer.pattern.cols.long()] = True
         assert torch.equal(mask, masked.model.layers[name].mask.bool())
+        weight = masked.model.layers[name].weight.detach()
+        torch.testing.assert_close(snack.formats.to_dense(layer.pattern, layer.values.detach()), weight, atol=1e-3, rtol=1e-2)
     assert abs(masked.accuracy - sparse.accuracy) < 0.03
 
 
@@ -377,6 +382,19 @@ def test_a_recipe_runs_and_what_is_said_goes_first(blobs, tmp_path):
     assert document["suite"] == "train-fashion-mlp-mse" and [r["contender"] for r in document["records"]] == ["dense", "snack"]
     for record in document["records"]:
         assert record["loss"] == "mse" and record["batch_size"] == 40 and record["schedule"] == "constant" and record["loss_curve"][0][1] < 0.6
+
+
+def test_initial_and_grown_values_within_he_bounds(blobs):
+    config = training.Config(hidden=(40, 20), sparsity=0.8, batch_size=32, epochs=1, every=3, t_end=1.0, init="he", grow_init="he", lr=1e-9)
+    dense, masked, sparse = training.build(config, data.load("blobs.npz"))
+    layer = sparse.model[0]
+    bound = (6 / 16) ** 0.5
+    assert 0.9 * bound < layer.values.abs().max() <= bound and not layer.bias.any()
+    rows, cols = (t.long() for t in layer.pattern.coordinates())
+    assert torch.equal(layer.values, dense.model[0].weight[rows, cols])  # not scaled to the sparse fan-in
+    run = training.train(config, data.load("blobs.npz"))
+    values = run.of("snack").model[0].values.detach()
+    assert run.of("snack").updates == 1 and values.abs().max() <= bound + 1e-6 and values.abs().min() > 0
 
 
 def test_squared_error_of_sigmoid_outputs():

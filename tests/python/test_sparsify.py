@@ -357,3 +357,23 @@ def test_rows_of_one_length_without_numbers_stay_dense():
     with pytest.warns(UserWarning, match="meta device, where how='row'"):
         sparsify(model, 0.9, how="row")
     assert set(kinds(model).values()) == {"Linear"}
+
+
+def test_epsilon_gives_every_layer_connections_in_proportion_to_its_units():
+    """SET's own way to say how many (Mocanu et al. 2018, eq. 1); a layer that would be full stays dense."""
+    model = snack.sparsify(nn.Sequential(nn.Linear(784, 300), nn.Linear(300, 100), nn.Linear(100, 10)), epsilon=11.5)
+    assert [layer.nnz for layer in model[:2]] == [round(11.5 * 1084), round(11.5 * 400)]
+    assert type(model[2]) is nn.Linear and "epsilon=11.5" in model.sparsify_report.layers[2].reason
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"epsilon": -1}, "epsilon=-1 must be a number of at least 0"),
+    ({"epsilon": "x"}, "epsilon='x' must be a number"),
+    ({"epsilon": 3, "sparsity": 0.9}, "leave sparsity, distribution and how='nonzero' out"),
+    ({"epsilon": 3, "distribution": "er"}, "leave sparsity, distribution and how='nonzero' out"),
+])
+def test_epsilon_that_does_not_fit_is_refused(options, sentence):
+    model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(snack.SnackError, match=sentence):
+        snack.sparsify(model, **options)
+    assert type(model[0]) is nn.Linear

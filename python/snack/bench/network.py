@@ -20,6 +20,16 @@ def mlp(features: int, hidden: tuple[int, ...], classes: int, activation: type[n
     return nn.Sequential(*layers[: -2 if dropout else -1])
 
 
+@torch.no_grad()
+def he_(model: nn.Module) -> None:
+    """Weights of all linear layers uniform within sqrt(6/in) (He et al. 2015), biases 0; in place, from PyTorch's global stream."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            bound = (6 / module.in_features) ** 0.5
+            module.weight.uniform_(-bound, bound)
+            module.bias.zero_()
+
+
 def sparse_layers(model: nn.Module) -> dict[str, nn.Module]:
     """SNACK's layers in ``model`` by name, in order."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SparseLinear)}

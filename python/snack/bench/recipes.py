@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from snack import ops
 from snack.bench.twins import METHODS as TWINS
 from snack.data import Dataset
 from snack.dst import GMP, ITOP, MEST, SET, SNFS, Cosine, RigL, SRigL, Static
@@ -40,6 +41,8 @@ class Config:
     ``drop_decay``: of the drop fraction: "method" (as the method says) or "cosine" (to 0 at ``t_end``). ``schedule`` of the learning rate: "cosine"
     (to 0), "constant" or "step" (a tenth every ``lr_steps``). ``loss`` "mse": of the sigmoid of the outputs against the label as a unit
     vector, half the sum of squares of a row, mean over the batch. ``rows``: training and test rows to use, the first ones; 0: all.
+    ``init``: "sparse", uniform within 1/sqrt(connections of a row), or "he", uniform within sqrt(6/in) with biases 0, whatever the sparsity, as
+    SET's authors draw. ``grow_init``: a grown connection begins at "zero", or at a number drawn as by "he".
     ``graph``: steps are replays of captured CUDA graphs.
     """
 
@@ -65,6 +68,8 @@ class Config:
     activation: str = "relu"
     loss: str = "cross_entropy"
     dropout: float = 0.0
+    init: str = "sparse"
+    grow_init: str = "zero"
     rows: tuple[int, int] = (0, 0)
     seed: int = 0
     device: str = "cpu"
@@ -95,7 +100,7 @@ def _er(sizes: tuple[int, ...], epsilon: float) -> float:
 _FASHION = {
     "data": "fashion-mnist", "hidden": (1000, 1000, 1000), "distribution": "er", "sparsity": _er((784, 1000, 1000, 1000), 13),
     "method": "set", "drop_fraction": 0.3, "t_end": 1.0, "epochs": 400, "batch_size": 40, "lr": 0.05, "schedule": "constant", "weight_decay": 2e-4,
-    "dropout": 0.2,
+    "dropout": 0.2, "init": "he", "grow_init": "he",
 }  # fmt: skip
 
 PROTOCOLS = {
@@ -134,11 +139,19 @@ def rate_factor(config: Config, step: int, total: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * step / total))
 
 
+def he_values(seed: int, layer, rows: torch.Tensor, cols: torch.Tensor, context) -> torch.Tensor:
+    """Uniform within sqrt(6/in): of position p, draw p of the stream (seed, update, layer, 1)."""
+    key = ops.random_key(seed, context.update, context.number, 1)
+    return (2 * ops.random_uniform(key, rows * layer.in_features + cols) - 1) * math.sqrt(6 / layer.in_features)
+
+
 def stepper_options(config: Config, method: str, every: int, t_end: int) -> dict[str, object]:
     """The options of the method's stepper."""
     options: dict[str, object] = {**METHODS[method][1], "every": every, "t_end": t_end, "seed": config.seed}
     if method == "gmp":
         return options | {"sparsity": config.sparsity}
+    if config.grow_init == "he":
+        options["grow_init"] = lambda layer, rows, cols, context: he_values(config.seed, layer, rows, cols, context)
     return options | {"drop_fraction": Cosine(config.drop_fraction) if config.drop_decay == "cosine" else config.drop_fraction}
 
 
@@ -158,6 +171,8 @@ def check(config: Config) -> None:
         ("schedule", config.schedule, ("cosine", "constant", "step")),
         ("activation", config.activation, tuple(ACTIVATIONS)),
         ("loss", config.loss, LOSSES),
+        ("init", config.init, ("sparse", "he")),
+        ("grow_init", config.grow_init, ("zero", "he")),
         *(("method", method, tuple(METHODS)) for method in config.methods),
         *(("contender", contender, CONTENDERS) for contender in config.contenders),
     ):

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from snack.bench import recipes
-from snack.bench.network import connections, connectivity, masked_start, mlp, sparse_layers
+from snack.bench.network import connections, connectivity, he_, masked_start, mlp, sparse_layers
 from snack.bench.recipes import CONTENDERS, METHODS, PROTOCOLS, RECIPES, Config, check
 from snack.bench.twins import MaskedTwin
 from snack.data import Dataset
@@ -161,6 +161,8 @@ def build(config: Config, dataset: Dataset) -> list[Contender]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         dense = mlp(dataset.features, config.hidden, dataset.classes, recipes.ACTIVATIONS[config.activation], config.dropout)
+        if config.init == "he":
+            he_(dense)
     contenders: list[Contender] = []
     for method in config.methods:
         contenders += _of_method(config, dataset, method, dense)
@@ -179,13 +181,15 @@ def _of_method(config: Config, dataset: Dataset, method: str, dense: nn.Sequenti
         sparsity=0.0 if method == "gmp" else config.sparsity,
         distribution="uniform" if method == "gmp" else config.distribution,
         how="random",
+        rescale=None if config.init == "sparse" else False,
         exclude=[] if config.sparse_output else [str(len(dense) - 1)],
         generator=torch.Generator().manual_seed(config.seed),
     )
     suffix, found = f":{method}" if config.compare else "", []
     if "dense_mask" in config.contenders and recipes.has_twin(method):
         decay = True if config.drop_decay == "cosine" else None
-        twin = MaskedTwin(*masked_start(sparse), method, config.seed, every, config.drop_fraction, t_end, decay, config.sparsity)
+        numbers = (config.seed, every, config.drop_fraction, t_end, decay, config.sparsity, config.grow_init)
+        twin = MaskedTwin(*masked_start(sparse), method, *numbers)
         found.append(_contender(config, f"dense_mask{suffix}", "dense_mask", method, twin, lambda optimizer: TwinMethod(twin, optimizer)))
 
     def stepper(optimizer):

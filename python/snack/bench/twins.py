@@ -24,8 +24,8 @@ last two:
 * ``"static"``: never changes.
 
 No more connections move than there were empty positions before the update (but with SNFS, where another layer may have room). A position
-that was dropped in this update is empty, so it may be grown again (and then starts anew). A grown weight starts at 0 with the optimiser's
-moments at 0; a dropped weight loses both.
+that was dropped in this update is empty, so it may be grown again (and then starts anew). A grown weight starts at 0 (or
+at a drawn number) with the optimiser's moments at 0; a dropped weight loses both.
 Ties: the lower slot first, where slots are sorted by (column // 1024, row, column).
 """
 
@@ -172,6 +172,14 @@ def grow_uniform(live: torch.Tensor, size: int, k: int, key: int) -> torch.Tenso
     return torch.from_numpy(grown[:k])
 
 
+def he_values(key: int, positions: torch.Tensor, in_features: int) -> torch.Tensor:
+    """Uniform within sqrt(6/in), float64: of position p, draw p of the stream ``key``, its upper 53 bits."""
+    import numpy as np
+
+    draws = _mix64_all(np.uint64(key) + (positions.cpu().numpy().astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    return torch.from_numpy(((draws >> 11) * 2.0**-53 * 2 - 1) * math.sqrt(6 / in_features))
+
+
 def _mix64_all(z):
     """:func:`mix64` of an array of uint64."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -231,6 +239,7 @@ class MaskedTwin(nn.Module):
     ``random_key(seed, update, layer)``, both from 0. ``every``: optimiser steps between updates. ``drop_fraction``: of the live
     connections, in [0, 1); constant for SET, decayed by ``cosine`` to 0 at ``t_end`` for the others (``decay`` overrides). ``t_end``: number of
     the first step without an update (None: never ends); for GMP the last step at which it may prune. ``sparsity``: that GMP reaches.
+    ``grow_init``: a grown weight begins at "zero", or with "he" at a number drawn uniformly within sqrt(6/in), see :func:`he_values`.
 
     Use: build the optimiser on ``twin.parameters()``; after every ``optimizer.step()`` call ``twin.step(optimizer)``, and clear gradients
     after that or before the backward pass.
@@ -247,6 +256,7 @@ class MaskedTwin(nn.Module):
         t_end=None,
         decay=None,
         sparsity=0.9,
+        grow_init="zero",
     ):
         super().__init__()
         if method not in METHODS:
@@ -259,7 +269,7 @@ class MaskedTwin(nn.Module):
             setattr(model.get_submodule(parent), child, MaskedLinear(linear, mask))
         self.model, self.method, self.seed, self.every, self.drop_fraction, self.t_end = model, method, seed, every, drop_fraction, t_end
         self.decay = decay if decay is not None else (method in ("rigl", "mest", "snfs") and t_end is not None)
-        self.sparsity = sparsity
+        self.sparsity, self.grow_init = sparsity, grow_init
         self.initial = {name: 1 - layer.nnz / layer.mask.numel() for name, layer in self.layers.items()}
         self.steps = 0  # optimiser steps taken
         self.updates = 0  # topology updates made
@@ -314,6 +324,9 @@ class MaskedTwin(nn.Module):
             self._forget(layer, torch.cat([positions[slots], grown]), optimizer)
             layer.mask.view(-1)[positions[slots]] = 0
             layer.mask.view(-1)[grown] = 1
+            if self.grow_init == "he":
+                values = he_values(random_key(self.seed, self.updates, number, 1), grown, layer.mask.shape[1])
+                layer.weight.data.view(-1)[grown] = values.to(layer.weight)
 
     def _drop(self, name: str, layer: MaskedLinear, live: torch.Tensor) -> torch.Tensor:
         """Which of the live connections go, as indices of ``live``."""

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from ..formats import Pattern
 from ..formats.pattern import check_sparsity
 from . import fast_path, stale
 from .candidates import Candidate, find_linears, match_globs, note_obstacles, pruned_weight
-from .distribution import DISTRIBUTIONS, allocate
+from .distribution import DISTRIBUTIONS, allocate, erdos_renyi
 from .linear import SparseLinear, meta_pattern
 from .report import LayerReport, Report
 from .select import DRAWN, check_how, choose, draw_seed
@@ -44,6 +45,7 @@ def sparsify(
     exclude: str | Iterable[str] = (),
     rescale: bool | None = None,
     generator: torch.Generator | None = None,
+    epsilon: float | None = None,
 ) -> nn.Module:
     """Replace the nn.Linear layers of `model` by SparseLinear, in place, and return the model.
 
@@ -64,6 +66,8 @@ def sparsify(
         rescale: multiply the kept weights by sqrt(1 / density), which keeps the variance of the outputs; for a fresh
             nn.Linear that is its initialisation scaled to the effective fan-in. Default: only with how="random" and "row".
         generator: source of the random positions (default: PyTorch's global state).
+        epsilon: instead of sparsity and distribution: every layer gets round(epsilon * (out + in)) connections, or all of its positions
+            (Erdos-Renyi as SET writes it, Mocanu et al. 2018, eq. 1).
 
     `model.sparsify_report` (a `Report`; print it) says what was converted and what not, and why. Layers that were asked for
     and could not be converted (attention's out_proj, tied, parametrized or pruned weights) are also named in a UserWarning.
@@ -71,12 +75,12 @@ def sparsify(
     Raises: SnackError on a sparsity outside [0, 1), an unknown name, a glob that matches nothing, a model without nn.Linear;
         the model is then unchanged.
     """
-    _check_arguments(model, sparsity, distribution, how)
+    _check_arguments(model, sparsity, distribution, how, epsilon)
     candidates = find_linears(model)
     require_some(model, candidates, "sparsify")
     fractions = _fractions(candidates, sparsity)
     reasons = select_layers(model, candidates, include, exclude, how, "sparsify", fractions)
-    jobs = _counts(candidates, fractions, reasons, distribution, how)
+    jobs = _counts(candidates, fractions, reasons, distribution, how, epsilon)
     model = convert_layers(model, candidates, reasons, jobs, how, how in DRAWN if rescale is None else rescale, generator)
     warn_left_dense(candidates, reasons, "snack.sparsify")
     return model
@@ -122,7 +126,7 @@ def convert_layers(
     return model
 
 
-def _check_arguments(model: object, sparsity: object, distribution: object, how: str) -> None:
+def _check_arguments(model: object, sparsity: object, distribution: object, how: str, epsilon: object) -> None:
     require(isinstance(model, nn.Module), f"sparsify: expected an nn.Module, got {type(model).__name__}.")
     check_how(how)
     require(distribution in DISTRIBUTIONS, f"sparsify: distribution {distribution!r} is unknown; choose one of {', '.join(DISTRIBUTIONS)}.")
@@ -130,6 +134,13 @@ def _check_arguments(model: object, sparsity: object, distribution: object, how:
         sparsity is None or how != "nonzero",
         "sparsify: how='nonzero' keeps what is not zero; leave `sparsity` out (or choose how='magnitude').",
     )
+    if epsilon is not None:
+        is_number = isinstance(epsilon, Real) and not isinstance(epsilon, bool) and math.isfinite(epsilon) and epsilon >= 0
+        require(is_number, f"sparsify: epsilon={epsilon!r} must be a number of at least 0.")
+        require(
+            sparsity is None and distribution == "uniform" and how != "nonzero",
+            "sparsify: epsilon says how many connections every layer gets; leave sparsity, distribution and how='nonzero' out.",
+        )
 
 
 def require_some(model: nn.Module, candidates: list[Candidate], who: str) -> None:
@@ -141,7 +152,8 @@ def require_some(model: nn.Module, candidates: list[Candidate], who: str) -> Non
 
 
 def _counts(
-    candidates: list[Candidate], fractions: dict[str, float], reasons: dict[int, str], distribution: str, how: str
+    candidates: list[Candidate], fractions: dict[str, float], reasons: dict[int, str], distribution: str, how: str,
+    epsilon: float | None,
 ) -> Iterator[tuple[Candidate, Job]]:
     """What becomes of every layer that can be converted."""
     groups: dict[str, list[Candidate]] = {glob: [] for glob in fractions}
@@ -152,8 +164,9 @@ def _counts(
         if how == "nonzero":
             yield from ((c, None) for c in members)
             continue
-        counts, overflows = allocate([c.shape for c in members], fractions[glob], distribution)
-        full = f"its share by '{distribution}' is every position"
+        shapes = [c.shape for c in members]
+        counts, overflows = allocate(shapes, fractions[glob], distribution) if epsilon is None else erdos_renyi(shapes, epsilon)
+        full = f"its share by '{distribution if epsilon is None else f'epsilon={epsilon:g}'}' is every position"
         yield from zip(members, (full if over else count for count, over in zip(counts, overflows)))
 
 

@@ -54,3 +54,9 @@ def allocate(shapes: Sequence[tuple[int, int]], sparsity: float, distribution: s
     for i, count in zip(rest, share(left, [weights[i] for i in rest])):
         counts[i] = count
     return counts, [i in full for i in range(len(shapes))]
+
+
+def erdos_renyi(shapes: Sequence[tuple[int, int]], epsilon: float) -> tuple[list[int], list[bool]]:
+    """round(epsilon * (out + in)) connections for every layer (Mocanu et al. 2018, eq. 1), and whether that is all of its positions or more."""
+    counts = [min(round(epsilon * (out + in_)), out * in_) for out, in_ in shapes]
+    return counts, [count == out * in_ > 0 for count, (out, in_) in zip(counts, shapes)]
