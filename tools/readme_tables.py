@@ -147,8 +147,13 @@ def cuda_tables() -> str:
 TABLES = {"cpu": cpu_tables, "cuda": cuda_tables}
 
 
+BATCH1 = ("snack bench run --routine spmm --batch 1 --dtype float32,bfloat16 --peers dense --shape 1024x1024,2048x2048,4096x4096,5000x5000,"
+          "10000x10000,20000x20000 --sparsity 0.5,0.6,0.7,0.8,0.9,0.95,0.98,0.99 --json benchmarks/results/h200/spmm-batch1.json")
+COMMANDS = {"profile": "python tools/gpu_suite.py --only profile", "spmm-batch1": BATCH1}
+
+
 def page_source(path: Path, facts: dict) -> str:
-    command = "python tools/gpu_suite.py --only profile" if path.stem == "profile" else f"snack bench {path.stem}"
+    command = COMMANDS.get(path.stem, f"snack bench {path.stem}")
     return source(path, facts, card(facts), command, "../../")
 
 

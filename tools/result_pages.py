@@ -173,13 +173,42 @@ def profile_page(document: dict, source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def limit_us(record: dict, copy_tb_s: float) -> float:
+    """What a product with one sample may take: 2.5 µs, and its bytes at 0.85 of the bandwidth at which the card copies."""
+    return 2.5 + record["bytes"] / (0.85 * copy_tb_s * 1e6)
+
+
+def batch1_page(document: dict, source: str) -> str:
+    """Forward with one sample, by size and sparsity, against the limit that the bytes set."""
+    records, facts = document["records"], document["provenance"]
+    held = sum(r["time_us"] <= limit_us(r, facts["copy_tb_s"]) for r in records)
+    lines = [
+        "# spmm-batch1: the forward product of one sample, by size and sparsity", "", source, "",
+        f"Limit: 2.5 µs + bytes / (0.85 × {facts['copy_tb_s']:.2f} TB/s, at which the card copies); bytes: values and 2-byte indices. {held} of "
+        f"{len(records)} products keep it; bold where it is exceeded. In brackets: how many times SNACK's; bold where SNACK is worse.", "",
+        "| out × in | sparsity | dtype | SNACK | limit | time / limit | dense |", "|---" * 7 + "|",
+    ]
+    for r in sorted(records, key=lambda r: (r["out"], r["sparsity"], r["dtype"])):
+        limit = limit_us(r, facts["copy_tb_s"])
+        share = f"{r['time_us'] / limit:.2f}"
+        cells = [
+            SHAPE[1](r), SPARSITY[1](r), r["dtype"], human_time(r["time_us"]), human_time(limit), share if r["time_us"] <= limit else f"**{share}**",
+            _cell(r["peers"].get("dense", {}), r, "time_us", human_time),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+OTHER_PAGES: dict[str, Callable[[dict, str], str]] = {"profile": profile_page, "spmm-batch1": batch1_page}
+
+
 def pages(root: Path, source: Callable[[Path, dict], str]) -> dict[Path, str]:
-    """Of every committed record of a suite in PAGES, and of the profile."""
+    """Of every committed record of a suite in PAGES, and of those with a page of their own."""
     found = {}
     for path in sorted((root / "benchmarks/results").glob("*/*.json")):
-        if path.stem in (*PAGES, "profile"):
+        if path.stem in (*PAGES, *OTHER_PAGES):
             document = json.loads(path.read_text())
             where = source(path, document["provenance"])
-            text = profile_page(document, where) if path.stem == "profile" else page(document, where, root)
+            text = OTHER_PAGES[path.stem](document, where) if path.stem in OTHER_PAGES else page(document, where, root)
             found[root / f"docs/results/{path.stem}-{path.parent.name}.md"] = text
     return found

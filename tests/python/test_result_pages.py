@@ -55,6 +55,17 @@ def test_cells_say_how_many_times_and_where_snack_loses():
     assert result_pages.table("t", records, [], "energy_mj", str) == []
 
 
+def test_the_page_of_one_sample_sets_times_against_the_limit_of_their_bytes():
+    def record(time_us):
+        return {"out": 8, "in": 4, "sparsity": 0.9, "dtype": "float32", "bytes": 3_400_000, "time_us": time_us, "peers": {"dense": {"time_us": 3.0}}}
+
+    document = {"records": [record(3.4), record(7.0)], "provenance": {"copy_tb_s": 4.0}}  # limit: 2.5 + 3.4 MB / 3.4 TB/s = 3.5 µs
+    text = result_pages.batch1_page(document, "Source: here.")
+    assert "1 of 2 products keep it" in text
+    assert "| 8 × 4 | 90 % | float32 | 3.40 µs | 3.50 µs | 0.97 | **3.00 µs (0.88×)** |" in text
+    assert "| 7.00 µs | 3.50 µs | **2.00** | **3.00 µs (0.43×)** |" in text
+
+
 def test_pages_without_records_and_records_without_pages_are_found(tmp_path, monkeypatch, capsys):
     for name in ("benchmarks", "README.md", "docs"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
