@@ -178,6 +178,23 @@ def test_follow_refuses_what_cannot_follow():
         stepper.follow(other)
 
 
+def test_a_copy_that_was_edited_since_stops_the_update():
+    """Slots of the model are others in such a copy; nothing is changed then, in the model neither."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stepper, averaged = dst.SET(model, optimizer, every=1), AveragedModel(model)
+    stepper.follow(averaged)
+    last = layers_of(averaged)[-1]
+    last.rewire([0])
+    before = positions(model)
+    x, y = batches(1)[0]
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    with pytest.raises(SnackError, match="other connections than in the copy that follows it"):
+        stepper.step()
+    assert stepper.updates == 0 and all(torch.equal(a, b) for a, b in zip(positions(model), before))
+
+
 # ---- double backward ----
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import SnackError, require
 from ..nn import SparseLinear, gathered
+from ..nn.optimizer_state import check_fills
 from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
@@ -146,6 +147,12 @@ class DST:
         self._followers: list[Follower] = []
         self._watch_optimizer()
         self._arm()
+
+    def __reduce_ex__(self, protocol):
+        raise SnackError(
+            f"{type(self).__name__}: a stepper cannot be copied or pickled, as it follows the steps of one optimiser; build one for the copy "
+            "of the model and load this one's state_dict() into it."
+        )
 
     def _resolve_grow(self, rule: object, candidates: object, who: str) -> rules.Grow:
         return rules.resolve_grow(rule, candidates, who)
@@ -334,6 +341,9 @@ class DST:
         jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, pairs))]
         if not jobs:
             return []
+        for job in jobs:
+            with _naming(job.name):
+                check_fills(job.layer, self.optimizer, self._state)
         names = self._exchange_rules()
         if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
             operands = [self._grow.operands(job.context) if names[1] == "gradient" else (None, None) for job in jobs]
@@ -347,6 +357,9 @@ class DST:
                 with _naming(job.name):
                     self._check_size(job)
                     self._place(job)
+            for follower in self._followers:
+                for job in jobs:
+                    follower.check(job)
         except SnackError as error:
             raise SnackError(f"{who}: {error}") from error
         return jobs
