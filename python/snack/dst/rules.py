@@ -121,6 +121,10 @@ class SensitivityDrop:
 
     weight: float = 1.0
 
+    def __post_init__(self):
+        is_number = isinstance(self.weight, Real) and not isinstance(self.weight, bool) and 0.0 <= self.weight < float("inf")
+        require(is_number, f"SensitivityDrop: weight={self.weight!r} must be a finite number of at least 0.")
+
     def scores(self, layer: SparseLinear, context: Context) -> Tensor:
         gradient = layer.values.grad
         require(gradient is not None, "the drop rule reads values.grad, and there is none; call zero_grad() after step(), not before it.")
