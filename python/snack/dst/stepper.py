@@ -148,11 +148,16 @@ class DST:
         self._watch_optimizer()
         self._arm()
 
-    def __reduce_ex__(self, protocol):
-        raise SnackError(
-            f"{type(self).__name__}: a stepper cannot be copied or pickled, as it follows the steps of one optimiser; build one for the copy "
-            "of the model and load this one's state_dict() into it."
-        )
+    def __getstate__(self) -> dict[str, object]:
+        """What was recorded does not travel with copies."""
+        due = None if self._due is None else (self._due[0], [])
+        return self.__dict__ | {"_armed": {}, "_recorded": [], "_due": due, "_team": Team(None, type(self).__name__), "_fixed": set()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._watch_optimizer()
+        if "_modules" in self.model.__dict__:  # not yet there where the model holds the stepper and is itself being copied
+            self._arm()
 
     def _resolve_grow(self, rule: object, candidates: object, who: str) -> rules.Grow:
         return rules.resolve_grow(rule, candidates, who)
