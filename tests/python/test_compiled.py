@@ -203,6 +203,29 @@ def test_the_armed_state_does_not_travel_with_copies():
     assert model[0]._recorder is None and not recorded._watchers
 
 
+def test_a_layer_whose_index_moved_while_armed_is_recorded():
+    """SNFS resizes layers while the next steps are recorded already; loading another sparsity does, too."""
+    start = snack.sparsify(nn.Sequential(nn.Linear(20, 24), nn.ReLU(), nn.Linear(24, 4)), 0.5).state_dict()
+    found = []
+    for backend in (None, "aot_eager"):
+        torch.manual_seed(0)
+        model = snack.sparsify(nn.Sequential(nn.Linear(20, 24), nn.ReLU(), nn.Linear(24, 4)), 0.7)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        stepper = dst.SNFS(model, optimizer, every=2, t_end=9, grow=dst.MomentumGrowth(window=4))
+        model.load_state_dict(start)
+        forward = torch.compile(model, backend=backend) if backend else model
+        recorded_steps = []
+        for x, y in batches(5):
+            optimizer.zero_grad()
+            F.cross_entropy(forward(x), y).backward()
+            optimizer.step()
+            recorded_steps.append([step[model[0]].operands() is not None for step in stepper._recorded])
+            stepper.step()
+        assert all(all(step) for step in recorded_steps) and len(recorded_steps[-1]) == 4
+        found.append([layer.pattern for layer in (model[0], model[2])])
+    assert all(a.equals(b) for a, b in zip(*found))
+
+
 def test_two_steppers_record_one_layer():
     """One that was replaced, but is still alive, takes nothing away from its successor."""
     model = build()

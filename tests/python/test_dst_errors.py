@@ -264,6 +264,45 @@ def test_state_with_a_schedule_of_the_user():
     assert stepper.steps == 5 and stepper.schedule(1, None) == 0.1
 
 
+def test_a_state_function_is_heard_before_any_layer_changes():
+    model = build()
+    optimizer = torch.optim.Adam(model.parameters())
+    seen = []  # exp_avg and exp_avg_sq of layer '0', then those of layer '2'
+    stepper = dst.SET(model, optimizer, every=1, state=lambda key, tensor: seen.append(key) or (0.0 if len(seen) < 3 else "much"))
+    before = [layer.to_coo() for layer in (model[0], model[2])]
+    model(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    with pytest.raises(SnackError, match="layer '2': rewire: the state function returned a str for 'exp_avg', expected one number"):
+        stepper.step()
+    assert stepper.updates == 0 and not stepper.history
+    for layer, (rows, cols, _) in zip((model[0], model[2]), before):
+        assert torch.equal(layer.rows, rows) and torch.equal(layer.cols, cols)
+
+
+def test_redistribution_by_a_gradient_that_is_gone():
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    stepper = dst.DST(model, optimizer, drop="magnitude", grow="uniform", redistribute="gradient", every=1)
+    model(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(SnackError, match=r"redistribution reads values.grad, and there is none; call zero_grad\(\) after step\(\)"):
+        stepper.step()
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "1", True])
+def test_sensitivity_weighs_by_a_number(weight):
+    with pytest.raises(SnackError, match="SensitivityDrop: weight=.* must be a finite number of at least 0"):
+        dst.SensitivityDrop(weight)
+
+
+@pytest.mark.filterwarnings("ignore:GMP. .* begin more than half full")
+def test_gmp_without_a_step_to_prune_at():
+    model = build()
+    with pytest.raises(SnackError, match="no step from start=0 to t_end=50 is a multiple of every=100"):
+        dst.GMP(model, sgd(model), sparsity=0.9, every=100, t_end=50)
+
+
 def test_steppers_are_exported():
     for name in dst.__all__:
         assert hasattr(dst, name)

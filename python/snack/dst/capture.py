@@ -100,7 +100,7 @@ class Recorder:
         if layer._recorder is None:
             layer._recorder = _Recorders()
         layer._recorder.append(self)
-        recorded.watch(layer.index, self._remember_compiled)
+        recorded.watch(lambda: layer.index, self._remember_compiled)
 
     def remove(self) -> None:
         """Leave the layer alone; what was collected stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..errors import SnackError, require
+from ..errors import require
 from ..nn import SparseLinear
 from .scope import Job
 
@@ -39,11 +39,16 @@ class Follower:
             )
             self._layers[name] = mine
 
+    def check(self, job: Job) -> None:
+        """Whether the edit of one layer can be made. Raises: SnackError when the counterpart's topology was changed by somebody else."""
+        mine = self._layers.get(job.name)
+        require(mine is not None, f"layer '{job.name}' is trained since follow() was called; call it again after such a change.")
+        require(
+            mine.pattern.to("cpu").equals(job.layer.pattern.to("cpu")),  # a slot of one is a slot of the other only then
+            f"layer '{job.name}' has other connections than in the copy that follows it, so one of them was loaded or edited since; "
+            "load the model's state_dict into the copy.",
+        )
+
     def edit(self, job: Job) -> None:
-        """Make the edit of one layer. Raises: SnackError when the counterpart's topology was changed by somebody else."""
-        layer = self._layers.get(job.name)
-        require(layer is not None, f"{self._who}: layer '{job.name}' is trained since follow() was called; call it again after such a change.")
-        try:
-            layer.rewire(job.drop, (job.rows, job.cols), job.values)
-        except SnackError as error:
-            raise SnackError(f"{self._who}: the copy's layer '{job.name}' cannot follow: {error}") from error
+        """Make the edit of one layer, which was checked."""
+        self._layers[job.name].rewire(job.drop, (job.rows, job.cols), job.values)

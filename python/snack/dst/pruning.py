@@ -45,7 +45,7 @@ class GMP(DST):
         super().__init__(model, optimizer, t_end=t_end, drop_fraction=Constant(1.0), **more)
         require(self.t_end > self.start, f"{who}: t_end={t_end!r} must lie after start={self.start}.")
         require(
-            self.t_end % self.every == 0 or self.t_end // self.every * self.every >= self.start,
+            self.t_end // self.every * self.every >= max(self.start, 1),
             f"{who}: no step from start={self.start} to t_end={self.t_end} is a multiple of every={self.every}.",
         )
         self._initial = {name: layer.nnz for name, _, layer in self._trained()}

@@ -121,6 +121,10 @@ class SensitivityDrop:
 
     weight: float = 1.0
 
+    def __post_init__(self):
+        is_number = isinstance(self.weight, Real) and not isinstance(self.weight, bool) and 0.0 <= self.weight < float("inf")
+        require(is_number, f"SensitivityDrop: weight={self.weight!r} must be a finite number of at least 0.")
+
     def scores(self, layer: SparseLinear, context: Context) -> Tensor:
         gradient = layer.values.grad
         require(gradient is not None, "the drop rule reads values.grad, and there is none; call zero_grad() after step(), not before it.")
@@ -204,7 +208,8 @@ class MomentumGrowth(GradientGrowth):
     The momentum of an absent connection is the sum of decay**i times its gradient i steps ago. Nobody keeps it, as that would take out * in
     numbers; here it is the sum over the last `window` steps, which is exact but for a part of decay**window. It is the product of the
     recorded x and of dY weighted by decay**i, so it costs no dense matrix: memory is window * batch * (in + out) numbers, held
-    for the `window` steps before an update.
+    for the `window` steps before an update. What is done to gradients after the backward pass (clipping) is not in it; where a GradScaler
+    changes its scale within the window, steps weigh as they were scaled.
     """
 
     def __init__(self, window: int = 10, decay: float = 0.9, candidates: int | str | None = None):

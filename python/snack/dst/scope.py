@@ -159,6 +159,8 @@ def share_growth(jobs: list[Job], weight: Callable[[Job], float] | None) -> None
         return
     weights = [_number(job, weight(job)) for job in jobs]
     if not sum(weights):
+        is_blind = weight in (_by_momentum, _by_gradient) and jobs and all(job.layer.values.grad is None for job in jobs)
+        require(not is_blind, "redistribution reads values.grad, and there is none; call zero_grad() after step(), not before it.")
         return
     scale = 2**40 / max(weights)  # whole numbers, so that every machine shares alike
     whole = [int(w * scale) for w in weights]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import SnackError, require
 from ..nn import SparseLinear, gathered
+from ..nn.optimizer_state import check_fills
 from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
@@ -146,6 +147,17 @@ class DST:
         self._followers: list[Follower] = []
         self._watch_optimizer()
         self._arm()
+
+    def __getstate__(self) -> dict[str, object]:
+        """What was recorded does not travel with copies."""
+        due = None if self._due is None else (self._due[0], [])
+        return self.__dict__ | {"_armed": {}, "_recorded": [], "_due": due, "_team": Team(None, type(self).__name__), "_fixed": set()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._watch_optimizer()
+        if "_modules" in self.model.__dict__:  # not yet there where the model holds the stepper and is itself being copied
+            self._arm()
 
     def _resolve_grow(self, rule: object, candidates: object, who: str) -> rules.Grow:
         return rules.resolve_grow(rule, candidates, who)
@@ -334,6 +346,9 @@ class DST:
         jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, pairs))]
         if not jobs:
             return []
+        for job in jobs:
+            with _naming(job.name):
+                check_fills(job.layer, self.optimizer, self._state)
         names = self._exchange_rules()
         if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
             operands = [self._grow.operands(job.context) if names[1] == "gradient" else (None, None) for job in jobs]
@@ -347,6 +362,9 @@ class DST:
                 with _naming(job.name):
                     self._check_size(job)
                     self._place(job)
+            for follower in self._followers:
+                for job in jobs:
+                    follower.check(job)
         except SnackError as error:
             raise SnackError(f"{who}: {error}") from error
         return jobs

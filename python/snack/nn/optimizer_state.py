@@ -60,6 +60,13 @@ def fill_of(policy: object, key: str, tensor: Tensor) -> float | Tensor:
     return fill.reshape(()).to(tensor) if isinstance(fill, Tensor) else float(fill)
 
 
+def check_fills(layer: SparseLinear, optimizer: torch.optim.Optimizer, policy: object) -> None:
+    """Hear what a function in `policy` has to say about the layer's states, before anything is changed. Raises: SnackError; what it raises."""
+    if callable(policy) or isinstance(policy, Mapping):
+        for slot in per_slot(layer, optimizer):
+            fill_of(policy, slot.key, slot.tensor)
+
+
 def per_slot(layer: SparseLinear, optimizer: torch.optim.Optimizer | None) -> list[PerSlot]:
     """Everything the optimiser keeps a connection. Warns, once, of a state whose connections cannot be told."""
     if optimizer is None:

@@ -5,7 +5,8 @@
 
 A compiled backward pass that needs the gradient of the values cannot leave sddmm_recorded out, so nothing is recorded that is not in the
 gradient, and nothing is missed. Copies, because compiled code uses the memory of its tensors again. Python runs in it: torch.compile's own
-CUDA graphs leave it out (the tag). The layer is known by the address of its index, so that equal layers share their compiled code.
+CUDA graphs leave it out (the tag). The layer is known by the address that its index has then, so that equal layers share their compiled code, and
+a layer that was resized, moved or loaded since somebody began to watch it is found still.
 """
 
 from __future__ import annotations
@@ -21,20 +22,17 @@ from .products import check_product
 
 _ops = torch.ops.snack
 Watcher = Callable[[Tensor, Tensor], None]
-_watchers: dict[int, list[Watcher]] = {}  # address of a layer's index -> who wants (x, dy)
+_watchers: list[tuple[Callable[[], Tensor], Watcher]] = []  # (a layer's index, as it is now; who wants its (x, dy))
 
 
-def watch(index: Tensor, watcher: Watcher) -> None:
-    """From now on the backward passes of compiled armed layers with this index call watcher(x (batch, in), dy (batch, out))."""
-    _watchers.setdefault(index.data_ptr(), []).append(watcher)
+def watch(index: Callable[[], Tensor], watcher: Watcher) -> None:
+    """From now on the backward passes of compiled armed layers whose index is index() call watcher(x (batch, in), dy (batch, out))."""
+    _watchers.append((index, watcher))
 
 
 def unwatch(watcher: Watcher) -> None:
     """No longer."""
-    for address in list(_watchers):
-        _watchers[address] = [known for known in _watchers[address] if known != watcher]
-        if not _watchers[address]:
-            del _watchers[address]
+    _watchers[:] = [entry for entry in _watchers if entry[1] != watcher]
 
 
 def linear_recorded(index: Tensor, tile_ptr: Tensor, values: Tensor, x: Tensor, bias: Tensor | None, out: int, in_: int) -> Tensor:
@@ -62,7 +60,7 @@ def _spmm_recorded(*args):
 
 
 def _sddmm_recorded(index, tile_ptr, dy, x, *tail):
-    watchers = _watchers.get(index.data_ptr())
+    watchers = [watcher for current, watcher in _watchers if current().data_ptr() == index.data_ptr()]
     if watchers:
         x_copy, dy_copy = x.clone(), dy.clone()
         for watcher in watchers:
