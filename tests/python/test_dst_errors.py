@@ -332,3 +332,41 @@ def test_memory_that_runs_out_between_layers_leaves_each_layer_whole(monkeypatch
     monkeypatch.undo()
     optimizer.step()
     assert stepper.step().layers["2"] > 0
+
+
+def test_a_stepper_on_an_optimiser_that_nobody_steps_says_so_once():
+    model = build()
+    stepper, used = snack.SET(model, sgd(model)), sgd(model)
+    with pytest.warns(UserWarning, match="SET: step\\(\\) was called 100 times while the optimiser it was given took no step") as said:
+        for _ in range(250):
+            model(torch.randn(4, 20)).sum().backward()
+            used.step()
+            stepper.step()
+    assert len(said) == 1 and stepper.steps == 0
+
+
+def test_mest_leaves_a_layer_alone_that_took_no_part_and_complains_where_all_gradients_are_gone():
+    model = build()
+    optimizer = sgd(model)
+    stepper = snack.MEST(model, optimizer, every=1, t_end=9)
+    model[0](torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    record = stepper.step()
+    assert record.layers["0"] > 0 and record.layers["2"] == 0
+    model(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(SnackError, match="MEST: the drop rule reads values.grad, and no layer has one; call zero_grad"):
+        stepper.step()
+
+
+def test_rprop_steps_of_grown_connections_are_of_the_layers_length():
+    torch.manual_seed(0)
+    layer = SparseLinear(20, 10, sparsity=0.5)
+    optimizer = torch.optim.Rprop(layer.parameters(), lr=0.05)
+    layer(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    mean = optimizer.state[layer.values]["step_size"].mean()
+    empty = (~layer.to_dense().weight.bool()).nonzero()[0]
+    moved = layer.rewire([0], (empty[:1], empty[1:]), optimizer=optimizer)
+    assert torch.allclose(optimizer.state[layer.values]["step_size"][moved.grown], mean)

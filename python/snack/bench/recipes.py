@@ -152,6 +152,8 @@ def stepper_options(config: Config, method: str, every: int, t_end: int) -> dict
         return options | {"sparsity": config.sparsity}
     if config.grow_init == "he":
         options["grow_init"] = lambda layer, rows, cols, context: he_values(config.seed, layer, rows, cols, context)
+    if method == "itop" and config.drop_fraction == Config.drop_fraction:
+        return options  # its own is larger, which is what it is about
     return options | {"drop_fraction": Cosine(config.drop_fraction) if config.drop_decay == "cosine" else config.drop_fraction}
 
 

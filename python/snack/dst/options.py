@@ -155,7 +155,8 @@ def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterabl
         not stale,
         f"{who}: the optimiser does not hold the values of {', '.join(map(repr, stale[:3]))}{', ...' if len(stale) > 3 else ''}; it was "
         "built before the model was made sparse or its parameters were replaced. Build it from model.parameters() after snack.sparsify; "
-        "freeze (values.requires_grad_(False)) a layer that is not to be trained.",
+        "freeze (values.requires_grad_(False)) a layer that is not to be trained; with several optimisers, give each part of the model a "
+        "stepper with its optimiser.",
     )
 
 

@@ -116,10 +116,12 @@ def drop_signed(layer: SparseLinear, k: int, context: Context) -> Tensor:
 class SensitivityDrop:
     """The k connections of smallest |value| + weight * |gradient| (MEST, Yuan et al. 2021, eq. 1); ties: the lower slot.
 
-    The gradient is `values.grad` as the optimiser saw it; so call `zero_grad` after the stepper.
+    The gradient is `values.grad` as the optimiser saw it; so call `zero_grad` after the stepper. A layer without one, which took no part in the
+    step, is left alone.
     """
 
     weight: float = 1.0
+    reads_gradient = True  # of the connections there are; not a field
 
     def __post_init__(self):
         is_number = isinstance(self.weight, Real) and not isinstance(self.weight, bool) and 0.0 <= self.weight < float("inf")

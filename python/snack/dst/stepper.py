@@ -31,6 +31,8 @@ from .schedules import Constant, check_fraction
 from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
 from .statistics import Tracker
 
+_IDLE_CALLS = 100  # of step() without one of the optimiser's: more than a GradScaler skips while it looks for its scale
+
 
 class DST:
     """Dynamic sparse training of all `SparseLinear` layers of a model: a drop rule, a grow rule, a schedule, a scope.
@@ -142,6 +144,7 @@ class DST:
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
         self._warned: set[str] = set()
+        self._calls = self._steps_at_call = 0  # of step() since the optimiser's last one
         self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
         self._fixed: set[SparseLinear] = set()
         self._followers: list[Follower] = []
@@ -167,6 +170,7 @@ class DST:
     def step(self) -> Update | None:
         """Make the update that the last optimiser step made due. Returns its record, or None when none was due."""
         if self._due is None:
+            self._announce_idle()
             return None
         (step, recorded), self._due = self._due, None
         begin = time.perf_counter()
@@ -343,6 +347,11 @@ class DST:
 
     def _choose(self, step: int, fraction: float, pairs: dict[str, list[Pair | None]]) -> list[Job | Exchange]:
         """The edits of all layers, by the rules."""
+        has_gradient = [layer.values.grad is not None for _, _, layer in self._trained()]
+        require(
+            not self._reads_gradient() or any(has_gradient) or not has_gradient,
+            f"{type(self).__name__}: the drop rule reads values.grad, and no layer has one; call zero_grad() after step(), not before it.",
+        )
         jobs = [job for name, number, layer in self._trained() if (job := self._job(name, number, layer, step, fraction, pairs))]
         if not jobs:
             return []
@@ -382,7 +391,7 @@ class DST:
         """A layer's part in the update; None where it has none."""
         empty = _empty(layer)
         k = self._drops(name, layer, step, fraction)
-        if not self._takes_part(layer, k):
+        if not self._takes_part(layer, k) or (self._reads_gradient() and layer.values.grad is None):
             return None
         operands = tuple(pair for pair in pairs.get(name, ()) if pair is not None)
         if self._window() and not operands:
@@ -395,6 +404,9 @@ class DST:
         """How many connections of a layer to drop. Where it grows as many, no more than it has other places for."""
         k = int(fraction * layer.nnz)
         return k if self._weight is not None else min(k, _empty(layer))
+
+    def _reads_gradient(self) -> bool:
+        return bool(getattr(self._drop, "reads_gradient", False))
 
     def _can_change(self, layer: SparseLinear) -> bool:
         """Whether an update may change the layer."""
@@ -432,6 +444,17 @@ class DST:
         if callable(job.values):
             values = job.values(job.layer, job.rows, job.cols, job.context)
             job.values = options.check_grown_values(values, job.layer.values, job.grows)
+
+    def _announce_idle(self) -> None:
+        """A stepper whose optimiser takes no steps has been given the wrong one."""
+        self._calls = 0 if self.steps != self._steps_at_call else self._calls + 1
+        self._steps_at_call = self.steps
+        if self._calls == _IDLE_CALLS and not is_capturing():
+            warnings.warn(
+                f"{type(self).__name__}: step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper "
+                "the optimiser that trains the model, or count_step() where a CUDA graph is replayed.",
+                stacklevel=3,
+            )
 
     def _announce_unused(self, name: str) -> None:
         if name in self._warned:

@@ -49,6 +49,8 @@ def fill_of(policy: object, key: str, tensor: Tensor) -> float | Tensor:
     """What grown connections get in this state: a number, or a tensor of one entry on its device (so nobody waits for a card)."""
     if isinstance(policy, Mapping):
         policy = policy.get(key, "zero")
+    if policy == "zero" and key == "step_size":  # Rprop's length of a step, which 0 would make the shortest there is
+        policy = "mean"
     if policy == "zero" or not tensor.numel():
         return 0.0
     if policy == "mean":
