@@ -2,21 +2,18 @@
 #pragma once
 
 #include "../launch.hpp"
+#include "keys.cuh"
 #include "plan/cuda_layout.hpp"
-#include "snack/core/random.hpp"
 
 namespace snack::cuda {
 
-inline constexpr int kChooseThreads = 1024;
+inline constexpr int kChooseThreads = 512;
 inline constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
 
-struct alignas(16) BlockScratch {
-  int64_t warp[32];
-  unsigned long long counts[kDigits];
-  int bin;
-  int64_t before, inside;
-  unsigned long long found[2];
-  bool is_last;
+/// Where a rank lies in a row of bins.
+struct FoundBin {
+  int bin;                      // -1: the rank lies beyond them all
+  int64_t before, inside, all;  // things in the bins before it, in it, in all bins
 };
 
 /// Inclusive sum over the block; *total: of all its threads, a multiple of 32, who all call it.
@@ -40,16 +37,16 @@ __device__ __forceinline__ int64_t inclusive_sum(int64_t value, int64_t (&warp_s
 }
 
 /// Whether all other blocks of the grid have passed here; what they wrote before can be read then, past the L1 cache.
-__device__ __forceinline__ bool is_last_block(unsigned* tickets, BlockScratch& s) {
+__device__ __forceinline__ bool is_last_block(unsigned* tickets, bool& is_last) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    s.is_last = atomicAdd(tickets, 1u) == gridDim.x - 1;
-    if (s.is_last) *tickets = 0;  // for the next kernel
+    is_last = atomicAdd(tickets, 1u) == gridDim.x - 1;
+    if (is_last) *tickets = 0;  // for the next kernel
   }
   __syncthreads();
-  if (s.is_last) __threadfence();
-  return s.is_last;
+  if (is_last) __threadfence();
+  return is_last;
 }
 
 /// Memory that other blocks have written while this kernel runs.
@@ -65,76 +62,99 @@ __device__ __forceinline__ T fresh(const T* p) {
   }
 }
 
-struct FoundBin {
-  int bin;                   // -1: the rank lies beyond them all
-  int64_t before, inside, all;  // things in the bins before it, in it, in all bins
-};
-
-/// The bin that holds the thing of that rank, from 0. bins: a multiple of the threads.
-__device__ __forceinline__ FoundBin find_bin(const unsigned long long* counts, int bins, int64_t rank, BlockScratch& s) {
+/// The bin that holds the thing of that rank, from 0, where bin i holds count_of(i). bins: a multiple of the threads.
+template <class CountOf>
+__device__ __forceinline__ FoundBin find_bin(const CountOf& count_of, int bins, int64_t rank, int64_t (&warp_sums)[32], FoundBin& result) {
   const int share = bins / int(blockDim.x), first = int(threadIdx.x) * share;
   int64_t mine = 0, all;
-  for (int i = 0; i < share; ++i) mine += int64_t(counts[first + i]);
-  if (threadIdx.x == 0) s.bin = -1;
-  int64_t before = inclusive_sum(mine, s.warp, &all) - mine;
+  for (int i = 0; i < share; ++i) mine += count_of(first + i);
+  if (threadIdx.x == 0) result.bin = -1;
+  int64_t before = inclusive_sum(mine, warp_sums, &all) - mine;
+  if (threadIdx.x == 0) result.all = all;
   if (rank >= before && rank < before + mine) {
     for (int i = 0; i < share; ++i) {
-      const int64_t inside = int64_t(counts[first + i]);
-      if (rank >= before && rank < before + inside) s.bin = first + i, s.before = before, s.inside = inside;
+      const int64_t inside = count_of(first + i);
+      if (rank >= before && rank < before + inside) result.bin = first + i, result.before = before, result.inside = inside;
       before += inside;
     }
   }
   __syncthreads();
-  const FoundBin found{s.bin, s.before, s.inside, all};
+  const FoundBin found = result;
   __syncthreads();
   return found;
 }
 
-/// A run of keys: those whose bits above `bits` are those of `first`.
+/// The shift by which numbers up to `range` fall into 2^bits bins.
 template <class Key>
-struct KeyRun {
-  Key first;
-  int bits;
-  int64_t before, inside;  // keys below it, and in it
+__device__ __forceinline__ int shift_for(Key range, int bits) {
+  int length = 64 - __clzll(static_cast<long long>(range));
+  if constexpr (sizeof(Key) == 16)
+    if (range >> 64 != 0) length = 128 - __clzll(static_cast<long long>(range >> 64));
+  return max(0, length - bits);
+}
+
+template <class Key>
+struct SelectScratch {
+  int64_t warp[32];
+  unsigned counts[kDigits], carries[kDigits];  // of a bin: carries * 2^32 + counts
+  Key lowest[32], highest[32];                 // of each warp
+  Key found;
+  FoundBin bin;
+  bool is_last;
 };
 
-/// A run that holds the key of that rank, of `enough` keys at most or of one value. key_at(i, &key): whether thing i < count has a key,
-/// of key_bits bits. rank must lie below their number. A histogram of 11 bits of the keys at a time.
+/// The key of that rank, where no two are equal, and rank lies below their number. key_at(i, &key): whether thing i < count has a key. A
+/// histogram of the keys that are left, of 2,048 bins, at a time.
 template <class Key, class KeyAt>
-__device__ KeyRun<Key> select_run(int64_t count, int64_t rank, int key_bits, int64_t enough, const KeyAt& key_at, BlockScratch& s) {
-  KeyRun<Key> run{0, key_bits, 0, enough + 1};
-  while (run.bits > 0 && run.inside > enough) {
-    const int digit_bits = min(kDigitBits, run.bits), shift = run.bits - digit_bits;
-    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) s.counts[i] = 0;
+__device__ Key select_key(int64_t count, int64_t rank, const KeyAt& key_at, SelectScratch<Key>& s) {
+  Key base = ~Key{0}, range = 0;  // the key lies in base .. base + range
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    Key key;
+    if (!key_at(i, &key)) continue;
+    if (key < base) base = key;
+    if (key > range) range = key;
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const Key low = shuffled_xor(base, d), high = shuffled_xor(range, d);
+    if (low < base) base = low;
+    if (high > range) range = high;
+  }
+  if (threadIdx.x % 32 == 0) s.lowest[threadIdx.x / 32] = base, s.highest[threadIdx.x / 32] = range;
+  __syncthreads();
+  for (int warp = 0; warp < int(blockDim.x / 32); ++warp) {
+    if (s.lowest[warp] < base) base = s.lowest[warp];
+    if (s.highest[warp] > range) range = s.highest[warp];
+  }
+  range -= base;
+
+  const bool may_carry = count > int64_t(~0u);
+  int64_t inside = 2;
+  while (range > 0 && inside > 1) {
+    const int shift = shift_for(range, kDigitBits);
+    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) s.counts[i] = s.carries[i] = 0;
     __syncthreads();
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
       Key key;
-      if (key_at(i, &key) && (key >> run.bits) == (run.first >> run.bits)) atomicAdd(&s.counts[int(key >> shift) & ((1 << digit_bits) - 1)], 1ull);
+      if (!key_at(i, &key) || key < base || key - base > range) continue;
+      const int bin = int((key - base) >> shift);
+      if (!may_carry) atomicAdd(&s.counts[bin], 1u);
+      else if (atomicAdd(&s.counts[bin], 1u) == ~0u) atomicAdd(&s.carries[bin], 1u);
     }
     __syncthreads();
-    const FoundBin found = find_bin(s.counts, kDigits, rank - run.before, s);
-    run.first |= Key(found.bin) << shift;
-    run.before += found.before;
-    run.inside = found.inside;
-    run.bits = shift;
+    const FoundBin found = find_bin([&](int i) { return int64_t(uint64_t(s.carries[i]) << 32 | s.counts[i]); }, kDigits, rank, s.warp, s.bin);
+    base += Key(found.bin) << shift;
+    range = (Key(1) << shift) - 1;
+    rank -= found.before;
+    inside = found.inside;
   }
-  return run;
-}
-
-/// The key of that rank, where no two are equal.
-template <class Key, class KeyAt>
-__device__ Key select_key(int64_t count, int64_t rank, int key_bits, const KeyAt& key_at, BlockScratch& s) {
-  const KeyRun<Key> run = select_run<Key>(count, rank, key_bits, 1, key_at, s);
-  if (run.bits == 0) return run.first;
+  if (range == 0) return base;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     Key key;
-    if (!key_at(i, &key) || (key >> run.bits) != (run.first >> run.bits)) continue;
-    s.found[0] = static_cast<unsigned long long>(key);
-    if constexpr (sizeof(Key) == 16) s.found[1] = static_cast<unsigned long long>(key >> 64);
+    if (key_at(i, &key) && key >= base && key - base <= range) s.found = key;
   }
   __syncthreads();
-  Key key = s.found[0];
-  if constexpr (sizeof(Key) == 16) key |= Key(s.found[1]) << 64;
+  const Key key = s.found;
   __syncthreads();
   return key;
 }

@@ -4,9 +4,12 @@
 // draws so far name belong to them. So rounds of draws, each too few to overshoot, insert into a set side by side; the last few are
 // settled by one block, which knows the order of 1,024 draws at a time.
 //
-// With r to find, a round makes max(r, r / 2p) draws, p being the part of all positions that is empty. r draws cannot find more than r;
-// r / 2p find r / 2 on average, and more than r with a probability below exp(-0.19 r), so r is at least kFewest there.
+// With r to find, and p the part of all positions that is empty, a round makes D draws of which at most r are likely to be new: the number
+// of new ones is below that of a binomial variable of D and p, whose mean is kept twelve standard deviations and more below r. So a
+// round overshoots with a probability below 10^-25.
 #pragma once
+
+#include <cmath>
 
 #include "../pattern.cuh"
 #include "block.cuh"
@@ -14,8 +17,9 @@
 
 namespace snack::cuda {
 
+inline constexpr int kDrawThreads = 1024;
 inline constexpr int kMaxRounds = 24;
-inline constexpr int64_t kFewest = 1024;  // below so many to find the draws are settled one after another
+inline constexpr int64_t kFewest = 512;  // below so many to find the draws are settled one after another
 
 /// All positions of a matrix, numbered row by row.
 struct AllPositions {
@@ -39,6 +43,14 @@ struct Drawing {
   unsigned long long found[kMaxRounds];  // by round
 };
 
+/// Draws that are safe where `left` of `empty` positions are to be found; none below kFewest.
+__host__ __device__ inline double safe_draws(double left, double empty, double count) {
+  if (left < kFewest) return 0;
+  const double part = empty / count, deviation = sqrt(left * (1 - part) + 1);
+  const double draws = (left - 12 * deviation - 50) / part;
+  return draws > 0 ? floor(draws) : 0;
+}
+
 /// Where a round begins and how many draws it makes.
 struct Round {
   int64_t left;     // positions to find
@@ -47,19 +59,22 @@ struct Round {
 __device__ inline Round round_of(const Drawing& d, const AllPositions& all, int number) {
   Round round{d.wanted, 0, 0};
   for (int i = 0;; ++i) {
-    const double part = double(d.empty - (d.wanted - round.left)) / double(all.count);
-    round.draws = round.left < kFewest ? 0 : uint64_t(max(double(round.left), double(round.left) / (2 * part)));
+    round.draws = uint64_t(safe_draws(double(round.left), double(d.empty - (d.wanted - round.left)), double(all.count)));
     if (i == number) return round;
     round.first += round.draws;
     round.left -= int64_t(d.found[i]);
   }
 }
 
-/// Rounds after which the settling block has little to do, whichever k positions of a pattern are drawn.
-inline int rounds_for(int64_t positions, int64_t nnz, int64_t k) {
-  const double stays = std::clamp(double(nnz) / double(std::max<int64_t>(1, positions)) * 1.02, 0.001, 0.52);  // of what is to be found
+/// Rounds after which the settling block has little to do, where k positions are drawn and `spare` more are empty.
+inline int rounds_for(int64_t positions, int64_t spare, int64_t k) {
+  double left = double(k), empty = double(spare) + left;
   int rounds = 0;
-  for (double left = double(k); left >= 4 * kFewest && rounds < kMaxRounds; left *= stays) ++rounds;
+  while (rounds < kMaxRounds && left >= 3 * kFewest) {
+    const double found = empty * -std::expm1(-safe_draws(left, empty, double(positions)) / double(positions));
+    left -= found, empty -= found;
+    ++rounds;
+  }
   return rounds;
 }
 
@@ -120,15 +135,15 @@ __global__ void __launch_bounds__(kThreads) draw_round(Set set, AllPositions all
 
 /// One block draws on, 1,024 positions at a time, until all are found. Of draws that name one position the first counts.
 template <class Set>
-__global__ void __launch_bounds__(kChooseThreads) draw_last(Set set, AllPositions all, uint64_t key, int rounds, const Drawing* drawing) {
-  constexpr int kSlots = 2 * kChooseThreads;
-  __shared__ BlockScratch s;
+__global__ void __launch_bounds__(kDrawThreads) draw_last(Set set, AllPositions all, uint64_t key, int rounds, const Drawing* drawing) {
+  constexpr int kSlots = 2 * kDrawThreads;
+  __shared__ int64_t warp_sums[32];
   __shared__ unsigned long long named[kSlots];
   __shared__ unsigned by[kSlots];
   await_stream();
   Round round = round_of(*drawing, all, rounds);
-  for (uint64_t first = round.first; round.left > 0; first += kChooseThreads) {
-    for (int i = threadIdx.x; i < kSlots; i += kChooseThreads) named[i] = ~0ull, by[i] = ~0u;
+  for (uint64_t first = round.first; round.left > 0; first += kDrawThreads) {
+    for (int i = threadIdx.x; i < kSlots; i += kDrawThreads) named[i] = ~0ull, by[i] = ~0u;
     __syncthreads();
     int64_t row, col;
     all.draw(key, first + threadIdx.x, &row, &col);
@@ -145,21 +160,21 @@ __global__ void __launch_bounds__(kChooseThreads) draw_last(Set set, AllPosition
     __syncthreads();
     const bool is_new = is_candidate && by[at] == threadIdx.x;
     int64_t all_new;
-    const int64_t rank = inclusive_sum(is_new, s.warp, &all_new);
+    const int64_t rank = inclusive_sum(is_new, warp_sums, &all_new);
     if (is_new && rank <= round.left) set.insert(row, col, first + threadIdx.x);
     round.left -= min(all_new, round.left);
     __syncthreads();
   }
 }
 
-/// Launches all rounds; drawing->wanted and ->empty are set.
+/// Launches all rounds; drawing->wanted and ->empty are set. About `spare` positions stay empty.
 template <class Set>
-void draw(const char* operation, const Set& set, const AllPositions& all, uint64_t key, int64_t nnz, int64_t k, Drawing* drawing, Stream stream) {
-  const int rounds = rounds_for(all.count, nnz, k);
+void draw(const char* operation, const Set& set, const AllPositions& all, uint64_t key, int64_t spare, int64_t k, Drawing* drawing, Stream stream) {
+  const int rounds = rounds_for(all.count, spare, k);
   for (int number = 0; number < rounds; ++number)
     launch<draw_round<Set>>(operation, std::min<int64_t>(ceil_div(2 * k, 4 * kThreads), 16 * capability(current_device()).multiprocessors), kThreads, 0, stream, set,
                             all, key, number, drawing);
-  launch<draw_last<Set>>(operation, 1, kChooseThreads, 0, stream, set, all, key, rounds, drawing);
+  launch<draw_last<Set>>(operation, 1, kDrawThreads, 0, stream, set, all, key, rounds, drawing);
 }
 
 /// Slots of a table for k positions.

@@ -3,10 +3,11 @@
 // The key of a position is its score, large ones first, then its number in slot order; taken positions and NaN have none. Every sum runs
 // over the batch from its beginning, one fused multiply-add a term, wherever it is calculated, so every pass sees the same bits.
 //
-// A walk over all positions: a block takes 16 rows (of doubles 8) of a panel of 1,024 columns at a time, a thread four columns of them.
-// Eight rows of the batch of x lie in shared memory, as long as the panel stays the same. Sums that can matter are few: a warp gathers them
-// in shared memory, and looks at 32 at a time whether their position is empty.
-// Limits: a compare and a vote for every position, and its multiply-adds. Read: x once a block and panel, dy once a panel, from L2.
+// A walk over all positions: a block takes 64 rows (of doubles 32) of 128 columns at a time, a warp eight of the rows, a lane every 32nd
+// column. Eight terms of the batch lie in shared memory, those of x as long as the columns stay the same. Sums that can matter are few: a warp
+// gathers them in shared memory, and looks 32 at a time whether their position is empty. What is surely chosen is taken at once, and what the
+// bracket holds when the bound is known, so that one walk is enough. Only where a bracket failed all is taken by a walk of its own.
+// Limits: instructions, about fifteen a position at a batch of 4. Read: dy and x once for every 64 x 128 positions, from L2.
 #pragma once
 
 #include "../pattern.cuh"
@@ -32,7 +33,7 @@ struct GradientOperand {
   }
 };
 
-/// Positions that are taken: set bits, or kept slots where there are no bits.
+/// Positions that are taken: kept slots, or set bits where there are bits. A walk that takes positions sets their bits, but looks at each once.
 struct TakenPositions {
   PositionBits bits;  // words may be null
   DevicePattern pattern;
@@ -40,6 +41,9 @@ struct TakenPositions {
 
   __device__ __forceinline__ bool contains(int64_t row, int64_t col) const {
     if (bits.words != nullptr) return (*bits.word(row, col) >> (col & 31)) & 1;
+    return is_kept_at(row, col);
+  }
+  __device__ __forceinline__ bool is_kept_at(int64_t row, int64_t col) const {
     bool found;
     const int64_t slot = pattern.lower_bound(row, col, &found);
     return found && is_kept(kept, slot);
@@ -75,10 +79,15 @@ struct GradientKeys {
     return panel * geometry().out * kPanelCols + row * panel_columns(panel) + (col & (kPanelCols - 1));
   }
   __device__ void position_of(int64_t number, int64_t* row, int64_t* col) const {
-    const int64_t panel = number / (geometry().out * kPanelCols), inside = number - panel * geometry().out * kPanelCols, columns = panel_columns(panel);
-    *row = inside / columns;
-    *col = panel * kPanelCols + inside % columns;
+    const int64_t of_panel = geometry().out * kPanelCols;
+    int64_t panel, inside;
+    if (index_bits <= 32) panel = uint32_t(number) / uint32_t(min(of_panel, int64_t(~0u))), inside = number - panel * of_panel;
+    else panel = number / of_panel, inside = number - panel * of_panel;
+    const int64_t columns = panel_columns(panel);
+    *row = index_bits <= 32 ? int64_t(uint32_t(inside) / uint32_t(columns)) : inside / columns;
+    *col = panel * kPanelCols + (inside - *row * columns);
   }
+  __device__ int64_t number_in(Key key) const { return int64_t(key & ((Key(1) << index_bits) - 1)); }
   __device__ __forceinline__ Key key_of(Sum sum, int64_t row, int64_t col) const {
     return (Key(Bits(kLargest - magnitude(sum))) << index_bits) | Key(number_of(row, col));
   }
@@ -92,101 +101,103 @@ struct GradientKeys {
     int64_t row, col;
     position_of(number, &row, &col);
     Sum sum = 0;
+#pragma unroll 1
     for (int64_t b = 0; b < batch; ++b) sum = fma(dy.at<Sum>(b, row), x.at<Sum>(b, col), sum);
     *key = key_of(sum, row, col);
     *which = 0;
-    return !isnan(sum) && !taken.contains(row, col);
+    return !isnan(sum) && !taken.is_kept_at(row, col);
   }
 };
 
 template <class Sum>
 struct GradientShared {
-  static constexpr int kCols = kPanelCols / kThreads;            // of a thread
-  static constexpr int kRows = 64 / int(sizeof(Sum));            // of a unit of work
-  static constexpr int kBatch = 32 / int(sizeof(Sum));           // rows of the batch at a time
-  static constexpr int kRowsAtOnce = 16 / int(sizeof(Sum));      // between two looks whether hits must be visited
-  static constexpr int kMostHits = 1024 / int(sizeof(Sum));      // that a warp keeps over a look
-  static constexpr int kHits = kMostHits + 32 * kCols * kRowsAtOnce;
-  Sum x[kBatch][kPanelCols];
-  Sum dy[kBatch][kRows];
-  Sum sum[kThreads / 32][kHits];
-  uint32_t place[kThreads / 32][kHits];  // row in unit << 10 | column in panel
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kRows = 32 / int(sizeof(Sum));  // of a warp
+  static constexpr int kCols = 4;                      // of a lane
+  static constexpr int kUnitRows = kWarps * kRows, kUnitCols = 32 * kCols;
+  static constexpr int kTerms = 8;                     // of the batch at a time
+  static constexpr int kHits = 32 * kRows * kCols;     // as many as a warp can find in a unit
+  Sum x[kTerms][kUnitCols];
+  Sum dy[kTerms][kUnitRows];
+  Sum sum[kWarps][kHits];
+  uint16_t place[kWarps][kHits];  // row of the warp << 8 | column in unit
 };
 
 // Calls visit(exists, sum, row, col), all lanes of a warp together, for every position with |sum| >= least.
 template <class Keys, class Visit>
-__device__ void walk_gradient(const Keys& keys, typename Keys::Sum least, GradientShared<typename Keys::Sum>& s, const Visit& visit) {
+__device__ __forceinline__ void walk_gradient(const Keys& keys, typename Keys::Sum least, GradientShared<typename Keys::Sum>& s, const Visit& visit) {
   using Sum = typename Keys::Sum;
   using Shared = GradientShared<Sum>;
   constexpr int kRows = Shared::kRows, kCols = Shared::kCols;
   const Geometry& g = keys.geometry();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t groups = (g.out + kRows - 1) / kRows, units = g.panels() * groups;
-  const int64_t last = units * (blockIdx.x + 1) / gridDim.x;
-  int64_t staged_panel = -1;
+  const Sum nothing = Sum(NAN);  // of a row or column that is not there: it matters nowhere
+  const int64_t strips = (g.out + Shared::kUnitRows - 1) / Shared::kUnitRows, slices = (g.in + Shared::kUnitCols - 1) / Shared::kUnitCols;
+  const int64_t units = strips * slices, last = units * (blockIdx.x + 1) / gridDim.x;
+  int64_t staged_slice = -1;
   for (int64_t unit = units * blockIdx.x / gridDim.x; unit < last; ++unit) {
-    const int64_t panel = unit / groups, row0 = unit % groups * kRows, col0 = panel * kPanelCols;
+    const int64_t slice = unit / strips, row0 = unit % strips * Shared::kUnitRows, col0 = slice * Shared::kUnitCols, warp_row0 = row0 + warp * kRows;
     Sum sum[kRows][kCols];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int c = 0; c < kCols; ++c) sum[r][c] = 0;
-    for (int64_t b0 = 0; b0 < keys.batch; b0 += Shared::kBatch) {
-      const int terms = int(min(int64_t{Shared::kBatch}, keys.batch - b0));
+      for (int c = 0; c < kCols; ++c) sum[r][c] = (warp_row0 + r < g.out ? Sum(0) : nothing) + (col0 + 32 * c + lane < g.in ? Sum(0) : nothing);
+    for (int64_t b0 = 0; b0 < keys.batch; b0 += Shared::kTerms) {
+      const int terms = int(min(int64_t{Shared::kTerms}, keys.batch - b0));
       __syncthreads();
-      if (panel != staged_panel || keys.batch > Shared::kBatch)
-        for (int i = threadIdx.x; i < terms * kPanelCols; i += kThreads) {
-          const int b = i / kPanelCols, c = i % kPanelCols;
+      if (slice != staged_slice || keys.batch > Shared::kTerms)
+        for (int i = threadIdx.x; i < terms * Shared::kUnitCols; i += kThreads) {
+          const int b = i / Shared::kUnitCols, c = i % Shared::kUnitCols;
           s.x[b][c] = col0 + c < g.in ? keys.x.template at<Sum>(b0 + b, col0 + c) : Sum(0);
         }
-      for (int i = threadIdx.x; i < terms * kRows; i += kThreads) {
-        const int b = i / kRows, r = i % kRows;
+      for (int i = threadIdx.x; i < terms * Shared::kUnitRows; i += kThreads) {
+        const int b = i / Shared::kUnitRows, r = i % Shared::kUnitRows;
         s.dy[b][r] = row0 + r < g.out ? keys.dy.template at<Sum>(b0 + b, row0 + r) : Sum(0);
       }
-      staged_panel = panel;
+      staged_slice = slice;
       __syncthreads();
       for (int b = 0; b < terms; ++b) {
         Sum x[kCols];
 #pragma unroll
-        for (int c = 0; c < kCols; ++c) x[c] = s.x[b][c * kThreads + threadIdx.x];
+        for (int c = 0; c < kCols; ++c) x[c] = s.x[b][32 * c + lane];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const Sum dy = s.dy[b][r];
+          const Sum dy = s.dy[b][warp * kRows + r];
 #pragma unroll
           for (int c = 0; c < kCols; ++c) sum[r][c] = fma(dy, x[c], sum[r][c]);
         }
       }
     }
 
-    int hits = 0;
-    const auto visit_hits = [&] {
-      __syncwarp();
-      for (int i = lane; i - lane < hits; i += 32) {
-        const bool exists = i < hits;
-        const uint32_t place = exists ? s.place[warp][i] : 0u;
-        visit(exists, exists ? s.sum[warp][i] : Sum(0), row0 + (place >> kTileColBits), col0 + (place & (kPanelCols - 1)));
-      }
-      __syncwarp();
-      hits = 0;
-    };
+    int mine = 0;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r % Shared::kRowsAtOnce == 0 && hits > Shared::kMostHits) visit_hits();
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        const int col = c * kThreads + int(threadIdx.x);
-        const bool is_hit = fabs(sum[r][c]) >= least && row0 + r < g.out && col0 + col < g.in;
-        const uint32_t found = __ballot_sync(~0u, is_hit);
-        if (found == 0) continue;
-        if (is_hit) {
-          const int at = hits + __popc(found & ((1u << lane) - 1));
-          s.sum[warp][at] = sum[r][c];
-          s.place[warp][at] = uint32_t(r << kTileColBits | col);
-        }
-        hits += __popc(found);
-      }
+      for (int c = 0; c < kCols; ++c) mine += fabs(sum[r][c]) >= least;
+    int upto = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, d);
+      if (lane >= d) upto += other;
     }
-    visit_hits();
+    const int hits = __shfl_sync(~0u, upto, 31);
+    if (hits == 0) continue;
+    int at = upto - mine;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int c = 0; c < kCols; ++c)
+        if (fabs(sum[r][c]) >= least) {
+          s.sum[warp][at] = sum[r][c];
+          s.place[warp][at++] = uint16_t(r << 8 | (32 * c + lane));
+        }
+    __syncwarp();
+    for (int i = lane; i - lane < hits; i += 32) {
+      const bool exists = i < hits;
+      const int place = exists ? s.place[warp][i] : 0;
+      visit(exists, exists ? s.sum[warp][i] : Sum(0), warp_row0 + (place >> 8), col0 + (place & 0xff));
+    }
+    __syncwarp();
   }
 }
 
@@ -198,30 +209,44 @@ struct SiftShared {
 static_assert(sizeof(SiftShared<GradientKeys<float, Key64>>) <= kLeastShared && sizeof(SiftShared<GradientKeys<float, Key128>>) <= kLeastShared &&
               sizeof(SiftShared<GradientKeys<double, Key128>>) <= kLeastShared);
 
-template <class Keys>
-__global__ void __launch_bounds__(kThreads, sizeof(typename Keys::Sum) == 8 ? 1 : 2)
-    sift_gradient(Keys keys, Choice<typename Keys::Key>* choice, typename Keys::Key* list, int64_t capacity) {
+/// take(is_taken, key, row, col), all lanes of a warp together: gets what lies below the bracket, where is_taking.
+template <class Keys, class Taker>
+__global__ void __launch_bounds__(kThreads, 2) sift_gradient(Keys keys, Choice<typename Keys::Key>* choice, typename Keys::Key* list, int64_t capacity, Taker take,
+                                                          bool is_taking) {
   using Key = typename Keys::Key;
   extern __shared__ float4 shared[];
   auto& s = *reinterpret_cast<SiftShared<Keys>*>(shared);
   await_stream();
   if (choice->is_settled) return;
   Sieve<Key> sieve(choice, list, capacity, s.staged[threadIdx.x / 32]);
-  walk_gradient(keys, keys.least(choice->hi[0]), s.walk, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
-    sieve.offer(exists && !keys.taken.contains(row, col), keys.key_of(sum, row, col), 0);
+  walk_gradient(keys, keys.least(choice->bracket[0].hi), s.walk, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
+    const Key key = keys.key_of(sum, row, col);
+    const bool is_below = sieve.list(exists && !keys.taken.contains(row, col), key, 0);
+    sieve.count(is_below, false);
+    if (is_taking) take(is_below, key, row, col);
   });
   sieve.finish();
 }
 
-/// Gives every chosen position to the taker, all lanes of a warp together: take(is_chosen, key, row, col).
+/// Takes what the sift has not: of its list, what is below the bound; or all positions below it.
 template <class Keys, class Taker>
-__global__ void __launch_bounds__(kThreads, sizeof(typename Keys::Sum) == 8 ? 1 : 2) take_gradient(Keys keys, const Choice<typename Keys::Key>* choice, Taker take) {
+__global__ void __launch_bounds__(kThreads, 2) take_gradient(Keys keys, const Choice<typename Keys::Key>* choice, const typename Keys::Key* list, Taker take) {
   using Key = typename Keys::Key;
   extern __shared__ float4 shared[];
   auto& s = *reinterpret_cast<GradientShared<typename Keys::Sum>*>(shared);
   await_stream();
   const Key bound = choice->bound[0];
   if (bound == 0) return;
+  if (choice->is_listed) {
+    const int64_t listed = int64_t(choice->listed), lane = threadIdx.x % 32;
+    for (int64_t i = thread_number(); i - lane < listed; i += int64_t(gridDim.x) * kThreads) {
+      const Key key = i < listed ? list[i] : ~Key{0};
+      int64_t row = 0, col = 0;
+      if (key < bound) keys.position_of(keys.number_in(key), &row, &col);
+      take(key < bound, key, row, col);
+    }
+    return;
+  }
   walk_gradient(keys, keys.least(bound - 1), s, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
     const Key key = keys.key_of(sum, row, col);
     take(exists && key < bound && !keys.taken.contains(row, col), key, row, col);
@@ -268,44 +293,37 @@ void with_gradient_keys(const MatrixView& dy, const MatrixView& x, const TakenPo
 }
 inline bool has_wide_keys(const Geometry& g, DType dtype) { return dtype == DType::kFloat64 || bits_for(g.out * g.in) > 32; }
 
-inline constexpr int64_t kMostSamples = 1 << 16;
 /// Keys that a choice by gradient asks room for at least; more of them make a second look less likely.
-inline int64_t gradient_capacity() { return 2 * kMostSamples; }
+inline constexpr int64_t kGradientCapacity = 1 << 17;
 
-/// What to look at for k of `positions`: the fewest samples whose bracket is likely to hold no more than a 64th of the positions and the list.
-inline ChoicePlan gradient_plan(int64_t positions, int64_t k, int64_t batch, int64_t capacity) {
-  ChoicePlan plan;
-  plan.few = std::clamp<int64_t>((1 << 18) / std::max<int64_t>(1, batch), 1 << 11, kFewThings);
-  for (plan.samples = 1 << 14;; plan.samples *= 2) {
-    const double part = double(plan.samples) / double(positions), expected = part * double(k), margin = 6 * std::sqrt(expected) + 8;
-    const double inside = (margin + std::min(expected, margin)) / part;
-    const bool fits = 1.3 * inside <= double(capacity - plan.samples);
-    if (fits && inside <= double(positions) / 64) return plan;
-    if (plan.samples < kMostSamples) continue;
-    plan.looks = fits ? 1 : 3;
-    return plan;
-  }
+/// Positions that one block looks at.
+inline int64_t few_positions(int64_t batch) { return std::clamp<int64_t>((1 << 18) / std::max<int64_t>(1, batch), 1 << 11, kFewThings); }
+
+/// Whether a sample's bracket for k of `positions` is likely to hold no more than the list; if not, looks narrow it.
+inline bool is_list_enough(int64_t positions, int64_t k, int64_t samples, int64_t list_capacity) {
+  const double part = double(samples) / double(positions), expected = part * double(k), margin = 6 * std::sqrt(expected) + 8;
+  return 1.3 * (margin + std::min(expected, margin)) / part <= double(list_capacity);
 }
 
-inline int64_t gradient_blocks(const Geometry& g, bool is_double) {
-  const int64_t units = g.panels() * ceil_div(g.out, is_double ? GradientShared<double>::kRows : GradientShared<float>::kRows);
-  return std::min<int64_t>(units, (is_double ? 1 : 2) * capability(current_device()).multiprocessors);
+template <class Sum>
+int64_t gradient_blocks(const Geometry& g) {
+  const int64_t units = ceil_div(g.out, GradientShared<Sum>::kUnitRows) * ceil_div(g.in, GradientShared<Sum>::kUnitCols);
+  return std::min<int64_t>(units, 2 * capability(current_device()).multiprocessors);
 }
 
-template <class Keys>
+/// The choice of k positions, or *wanted where that is fewer; they are given to `take`, which starts anew after reset(), if it must.
+template <class Keys, class Taker, class Reset>
 void choose_gradient(const char* operation, const Keys& keys, const Geometry& g, int64_t k, const int64_t* wanted, const ChoiceMemory<typename Keys::Key>& memory,
-                     const Report& report, Stream stream) {
-  const ChoicePlan plan = gradient_plan(g.out * g.in, k, keys.batch, memory.capacity);
-  choose(operation, keys, g.out * g.in, {.of = wanted}, memory, plan, report, stream, [&](typename Keys::Key* list, int64_t capacity) {
-    launch<sift_gradient<Keys>>(operation, gradient_blocks(g, sizeof(typename Keys::Sum) == 8), kThreads, int64_t(sizeof(SiftShared<Keys>)), stream, keys, memory.choice,
-                                list, capacity);
+                     const Report& report, const Taker& take, Stream stream, const Reset& reset) {
+  using Sum = typename Keys::Sum;
+  const int64_t positions = g.out * g.in, blocks = gradient_blocks<Sum>(g);
+  const int looks = is_list_enough(positions, k, kSamples<typename Keys::Key>, memory.list_capacity()) ? 1 : 3;
+  choose(operation, keys, positions, few_positions(keys.batch), looks, {.of = wanted}, memory, report, stream, [&] {
+    launch<sift_gradient<Keys, Taker>>(operation, blocks, kThreads, int64_t(sizeof(SiftShared<Keys>)), stream, keys, memory.choice, memory.list(),
+                                       memory.list_capacity(), take, looks == 1);
   });
-}
-
-template <class Keys, class Taker>
-void take_chosen(const char* operation, const Keys& keys, const Geometry& g, const Choice<typename Keys::Key>* choice, const Taker& take, Stream stream) {
-  launch<take_gradient<Keys, Taker>>(operation, gradient_blocks(g, sizeof(typename Keys::Sum) == 8), kThreads, int64_t(sizeof(GradientShared<typename Keys::Sum>)), stream,
-                                     keys, choice, take);
+  if (positions > few_positions(keys.batch)) reset();
+  launch<take_gradient<Keys, Taker>>(operation, blocks, kThreads, int64_t(sizeof(GradientShared<Sum>)), stream, keys, memory.choice, memory.list(), take);
 }
 
 }  // namespace snack::cuda

@@ -1,9 +1,11 @@
 // Keys: what is chosen by, as one integer. The bits of the number are followed by the number of the thing, so that no two keys are equal
 // and ties are settled by order: the k smallest are the keys below one bound.
 //
-// Keys of 64 bits are (31 bits of a float, up to 32 of a number), those of 128 (63 of a double or 31, up to 62). The top bit is free; in lists
+// Keys of 64 bits are (up to 31 bits of a float, up to 32 of a number), those of 128 (up to 63 of a double, up to 62). The top bit is free; in lists
 // it holds the class.
 #pragma once
+
+#include <type_traits>
 
 #include "../element.cuh"
 #include "snack/core/random.hpp"
@@ -21,9 +23,6 @@ inline int bits_for(int64_t count) {
 }
 
 template <class Key>
-constexpr int score_bits() { return sizeof(Key) == 8 ? 31 : 63; }
-
-template <class Key>
 __device__ __forceinline__ Key tagged(Key key, int which) { return key | Key(which) << (8 * sizeof(Key) - 1); }
 template <class Key>
 __device__ __forceinline__ int class_of(Key tagged_key) { return int(tagged_key >> (8 * sizeof(Key) - 1)); }
@@ -33,47 +32,64 @@ __device__ __forceinline__ Key untagged(Key tagged_key) { return tagged_key & ~(
 /// Which values count, and for what.
 enum class Classes : int { kAny, kPositive, kNegative, kBoth };  // kBoth: two classes, 0 values >= 0 and NaN, 1 negative ones
 
-/// Keys of values by |value|, NaN largest. Key64: float32, float16, bfloat16; Key128: float64.
+/// The same number of another lane.
+template <class Key>
+__device__ __forceinline__ Key shuffled_xor(Key key, int lanes) {
+  if constexpr (sizeof(Key) == 8) return __shfl_xor_sync(~0u, key, lanes);
+  else
+    return Key(__shfl_xor_sync(~0u, static_cast<unsigned long long>(key), lanes)) |
+           Key(__shfl_xor_sync(~0u, static_cast<unsigned long long>(key >> 64), lanes)) << 64;
+}
+
+/// Keys of values by |value|, NaN largest. Key64: float32, float16, bfloat16; Key128: float64. The bits of a value without its sign sort
+/// like |value| in every type.
 template <class KeyType>
 struct ValueKeys {
   using Key = KeyType;
-  using Raw = std::conditional_t<sizeof(Key) == 8, uint32_t, uint64_t>;  // the bits as they lie in memory
-  static constexpr Raw kSign = Raw(1) << (8 * sizeof(Raw) - 1);
-  static constexpr Raw kInfinity = sizeof(Raw) == 4 ? Raw(0x7f800000u) : Raw(0x7ff0000000000000ull);
+  using Raw = std::conditional_t<sizeof(Key) == 8, uint32_t, uint64_t>;  // holds the bits of a value
 
   const void* values;
-  DType dtype;
   int64_t slots;
-  int index_bits;
+  Raw infinity;  // its bits
   Classes classes;
+  bool is_short;  // values of 16 bits
+  int value_bits, index_bits;
 
   __device__ int64_t count() const { return slots; }
-  __device__ int key_bits() const { return score_bits<Key>() + index_bits; }
+  __device__ int key_bits() const { return value_bits - 1 + index_bits; }
   __device__ int class_count() const { return classes == Classes::kBoth ? 2 : 1; }
 
-  __device__ __forceinline__ bool is_short() const { return sizeof(Key) == 8 && dtype != DType::kFloat32; }
-  __device__ __forceinline__ Raw load_whole(int64_t slot) const { return static_cast<const Raw*>(values)[slot]; }
-  __device__ __forceinline__ Raw load_short(int64_t slot) const { return static_cast<const uint16_t*>(values)[slot]; }
-  __device__ __forceinline__ Raw widen(Raw bits) const {
-    if (!is_short()) return bits;
-    if (dtype == DType::kBFloat16) return bits << 16;
-    return Raw(__float_as_uint(__half2float(__ushort_as_half(uint16_t(bits)))));
+  __device__ __forceinline__ Raw load(int64_t slot) const {
+    return is_short ? Raw(static_cast<const uint16_t*>(values)[slot]) : static_cast<const Raw*>(values)[slot];
   }
-
-  /// Whether the value with these bits counts; its key and class.
-  __device__ __forceinline__ bool key_of(Raw bits, int64_t slot, Key* key, int* which) const {
-    const Raw magnitude = bits & ~kSign;
-    const bool is_nan = magnitude > kInfinity, is_negative = (bits & kSign) != 0 && magnitude != 0 && !is_nan;
-    *key = (Key(is_nan ? Raw(~kSign) : magnitude) << index_bits) | Key(slot);
-    *which = classes == Classes::kBoth && is_negative;
+  /// Whether the value with these bits counts; the bits of |value|, all ones of NaN; whether it belongs to the second class.
+  __device__ __forceinline__ bool classify(Raw bits, Raw* magnitude, bool* is_second) const {
+    const Raw sign = Raw(1) << (value_bits - 1);
+    *magnitude = bits & (sign - 1);
+    const bool is_nan = *magnitude > infinity, is_negative = bits > sign && !is_nan;  // -0 is no negative value
+    if (is_nan) *magnitude = sign - 1;
+    *is_second = classes == Classes::kBoth && is_negative;
     return classes == Classes::kAny || classes == Classes::kBoth || is_negative == (classes == Classes::kNegative);
   }
+  __device__ __forceinline__ Key join(Raw magnitude, int64_t slot) const { return (Key(magnitude) << index_bits) | Key(slot); }
   __device__ __forceinline__ bool at(int64_t slot, Key* key, int* which) const {
-    return key_of(widen(is_short() ? load_short(slot) : load_whole(slot)), slot, key, which);
+    Raw magnitude;
+    bool is_second;
+    const bool counts = classify(load(slot), &magnitude, &is_second);
+    *key = join(magnitude, slot);
+    *which = is_second;
+    return counts;
   }
 };
 
 template <class Key>
-ValueKeys<Key> value_keys(DType dtype, const void* values, int64_t nnz, Classes classes) { return {values, dtype, nnz, bits_for(nnz), classes}; }
+ValueKeys<Key> value_keys(DType dtype, const void* values, int64_t nnz, Classes classes) {
+  using Raw = typename ValueKeys<Key>::Raw;
+  const uint64_t infinity = dtype == DType::kFloat64    ? 0x7ff0000000000000ull
+                            : dtype == DType::kFloat32  ? 0x7f800000u
+                            : dtype == DType::kBFloat16 ? 0x7f80u
+                                                        : 0x7c00u;
+  return {values, nnz, Raw(infinity), classes, size_of(dtype) == 2, int(8 * size_of(dtype)), bits_for(nnz)};
+}
 
 }  // namespace snack::cuda

@@ -20,6 +20,13 @@ static __global__ void count_kept(const uint32_t* kept, int64_t nnz, int32_t* be
   if (word < (nnz + 31) / 32) before[word] = __popc(kept[word]);
 }
 
+// Fills a list with ~0, unless *unless.
+static __global__ void empty_list(unsigned long long* keys, int64_t count, const int* unless) {
+  await_stream();
+  const int64_t i = thread_number();
+  if (i < count && *unless == 0) keys[i] = ~0ull;
+}
+
 // The keys of the table, in any order.
 static __global__ void list_drawn(const unsigned long long* table, int64_t capacity, unsigned long long* keys, int64_t room, ExchangeState* state) {
   await_stream();

@@ -10,7 +10,7 @@ struct ExchangeState {
   Drawing drawing;             // wanted: connections dropped, and to grow
   int64_t error, number;       // an ExchangeError; from then on nothing is written where it belongs
   unsigned long long listed;   // grown positions in a list
-  unsigned tickets;
+  unsigned next_tile;          // of the tiles that blocks take
 };
 
 }  // namespace snack::cuda

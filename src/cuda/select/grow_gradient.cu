@@ -17,7 +17,7 @@ __global__ void unpack_chosen(Keys keys, const typename Keys::Key* chosen, int64
   await_stream();
   const int64_t i = thread_number();
   if (i >= k || *wanted == 0) return;
-  keys.position_of(int64_t(chosen[i] & ((typename Keys::Key(1) << keys.index_bits) - 1)), rows + i, cols + i);
+  keys.position_of(keys.number_in(chosen[i]), rows + i, cols + i);
 }
 
 struct State {
@@ -41,7 +41,7 @@ struct Scratch {
     chosen_in = layout.take<Key>(k), chosen = layout.take<Key>(k);
     check(cub::DeviceRadixSort::SortKeys(nullptr, library_bytes, chosen_in, chosen, k), kName);
     library = layout.take<char>(int64_t(library_bytes));
-    memory.capacity = gradient_capacity() + 2 * k;
+    memory.capacity = kGradientCapacity + 2 * k;
     memory.keys = layout.take<Key>(memory.capacity);
   }
 };
@@ -71,9 +71,9 @@ void grow_gradient(const GrowGradientArgs& args, int64_t* rows, int64_t* cols, S
     check(cudaMemsetAsync(s.memory.choice, 0, sizeof(Choice<Key>), stream), kName);
     mark_empty(kName, args.empty, args.k, s.kept, &s.state->live, &s.state->wanted, &s.state->empty, status, stream);
     if (k == 0) return;
-    const Report report{.taken = &s.state->wanted, .error = &status->error, .number = &status->number, .code = int64_t(SelectError::kTooFewGradients)};
-    choose_gradient(kName, keys, g, k, &s.state->wanted, s.memory, report, stream);
-    take_chosen(kName, keys, g, s.memory.choice, IntoList<Key, true>{s.chosen_in, k, &s.state->listed}, stream);
+    const Report report{.taken = &s.state->wanted, .error = &status->error, .number = &status->number, .code = int64_t(SelectError::kTooFewGradients),
+                        .retaken = &s.state->listed};
+    choose_gradient(kName, keys, g, k, &s.state->wanted, s.memory, report, IntoList<Key, true>{s.chosen_in, k, &s.state->listed}, stream, [] {});
     size_t bytes = s.library_bytes;
     const int key_bits = Keys::kScoreBits + keys.index_bits;
     check(cub::DeviceRadixSort::SortKeys(s.library, bytes, s.chosen_in, s.chosen, k, 0, key_bits, stream), kName);

@@ -77,7 +77,8 @@ void grow_uniform(const EmptyPositions& empty, int64_t k, uint64_t key, int64_t*
   mark_empty(kName, empty, asked, s.kept, s.live, &s.drawing->wanted, &s.drawing->empty, status, stream);
   if (k == 0) return;
   const HashSet set{{g, empty.pattern.index, empty.pattern.tile_ptr}, s.kept, s.table, s.first, uint64_t(capacity)};
-  draw(kName, set, AllPositions(g.out, g.in), key, g.nnz, k, s.drawing, stream);
+  draw(kName, set, AllPositions(g.out, g.in), key, std::max<int64_t>(0, g.out * g.in - g.nnz + empty.drops - k), k,
+       s.drawing, stream);
   launch<list_table>(kName, blocks_for(capacity), kThreads, 0, stream, s.table, s.first, capacity, k, s.count, s.draws_in, s.positions_in);
   check(cub::DeviceRadixSort::SortPairs(s.library, s.library_bytes, s.draws_in, s.draws, s.positions_in, s.positions, k, 0, 64, stream), kName);
   launch<unpack_positions>(kName, blocks_for(k), kThreads, 0, stream, s.positions, k, rows, cols);

@@ -28,16 +28,16 @@ __global__ void list_dropped(const uint32_t* kept, const int32_t* before, int64_
 }
 
 template <class Key>
-struct SelectScratch {
+struct Scratch {
   ChoiceMemory<Key> memory;
   uint32_t* kept;
   int32_t* before;
   void* library;
   size_t library_bytes = 0;
 
-  SelectScratch(Layout& layout, int64_t nnz) {
+  Scratch(Layout& layout, int64_t nnz) {
     memory.choice = layout.take<Choice<Key>>(1);
-    memory.capacity = value_capacity(nnz);
+    memory.capacity = value_capacity<Key>(nnz);
     memory.keys = layout.take<Key>(memory.capacity);
     kept = layout.take<uint32_t>(kept_words(nnz)), before = layout.take<int32_t>(kept_words(nnz));
     check(cub::DeviceScan::ExclusiveSum(nullptr, library_bytes, before, before, kept_words(nnz)), "select_smallest");
@@ -56,7 +56,7 @@ void with_key(DType dtype, F&& f) {
 int64_t select_smallest_workspace(DType dtype, int64_t nnz) {
   capability(current_device());  // refuses a card that this binary has no code for
   Layout layout(nullptr);
-  with_key(dtype, [&](auto key) { SelectScratch<decltype(key)>(layout, nnz); });
+  with_key(dtype, [&](auto key) { Scratch<decltype(key)>(layout, nnz); });
   return layout.used();
 }
 
@@ -73,12 +73,11 @@ void select_smallest(const SelectArgs& args, int64_t* slots, SelectStatus* statu
   with_key(args.dtype, [&](auto key) {
     using Key = decltype(key);
     Layout layout(resources.workspace);
-    SelectScratch<Key> s(layout, args.nnz);
+    Scratch<Key> s(layout, args.nnz);
     const Classes classes = args.sign == Sign::kAny ? Classes::kAny : args.sign == Sign::kPositive ? Classes::kPositive : Classes::kNegative;
     const ValueKeys<Key> keys = value_keys<Key>(args.dtype, args.values, args.nnz, classes);
     check(cudaMemsetAsync(s.memory.choice, 0, sizeof(Choice<Key>), stream), kName);
-    choose_values(kName, keys, {.k = args.k}, s.memory, {nullptr, &status->error, &status->number, int64_t(SelectError::kTooFewValues)}, stream);
-    launch<mark_kept<Key>>(kName, mark_blocks(args.nnz), kThreads, 0, stream, keys, s.memory.choice, s.kept);
+    choose_values(kName, keys, {.k = args.k}, s.memory, s.kept, {nullptr, &status->error, &status->number, int64_t(SelectError::kTooFewValues)}, stream);
     launch<count_dropped>(kName, blocks_for(kept_words(args.nnz)), kThreads, 0, stream, s.kept, args.nnz, s.before);
     check(cub::DeviceScan::ExclusiveSum(s.library, s.library_bytes, s.before, s.before, kept_words(args.nnz), stream), kName);
     launch<list_dropped>(kName, blocks_for(kept_words(args.nnz)), kThreads, 0, stream, s.kept, s.before, args.nnz, args.k, slots);
