@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 2) sift_gradient(Keys keys, Choice<t
   walk_gradient(keys, keys.least(choice->bracket[0].hi), s.walk, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
     const Key key = keys.key_of(sum, row, col);
     const bool is_below = sieve.list(exists && !keys.taken.contains(row, col), key, 0);
-    sieve.count(is_below, false);
+    sieve.count_below(is_below, false);
     if (is_taking) take(is_below, key, row, col);
   });
   sieve.finish();
