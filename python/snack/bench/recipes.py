@@ -106,7 +106,7 @@ _FASHION = {
 PROTOCOLS = {
     # LeNet-300-100 of sparse_learning (Dettmers and Zettlemoyer 2019), mnist_cifar/main.py: 90 % of the training rows, all layers sparse.
     "lenet-300-100": {
-        "data": "mnist", "hidden": (300, 100), "sparsity": 0.9, "method": "set-magnitude", "drop_fraction": 0.5, "drop_decay": "cosine", "t_end": 1.0,
+        "data": "mnist", "hidden": (300, 100), "distribution": "er", "sparsity": 0.9, "method": "set-magnitude", "drop_fraction": 0.5, "drop_decay": "cosine", "t_end": 1.0,
         "sparse_output": True, "epochs": 100, "batch_size": 100, "lr": 0.1, "schedule": "step", "lr_steps": 25_000, "weight_decay": 5e-4,
         "rows": (54_000, 0),
     },

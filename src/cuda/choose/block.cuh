@@ -38,14 +38,14 @@ __device__ __forceinline__ int64_t inclusive_sum(int64_t value, int64_t (&warp_s
 
 /// Whether all other blocks of the grid have passed here; what they wrote before can be read then, past the L1 cache.
 __device__ __forceinline__ bool is_last_block(unsigned* tickets, bool& is_last) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // for the whole block, which has met before
     is_last = atomicAdd(tickets, 1u) == gridDim.x - 1;
     if (is_last) *tickets = 0;  // for the next kernel
+    __threadfence();
   }
   __syncthreads();
-  if (is_last) __threadfence();
   return is_last;
 }
 

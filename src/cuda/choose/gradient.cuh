@@ -3,11 +3,11 @@
 // The key of a position is its score, large ones first, then its number in slot order; taken positions and NaN have none. Every sum runs
 // over the batch from its beginning, one fused multiply-add a term, wherever it is calculated, so every pass sees the same bits.
 //
-// A walk over all positions: a block takes 64 rows (of doubles 32) of 128 columns at a time, a warp eight of the rows, a lane every 32nd
-// column. Eight terms of the batch lie in shared memory, those of x as long as the columns stay the same. Sums that can matter are few: a warp
-// gathers them in shared memory, and looks 32 at a time whether their position is empty. What is surely chosen is taken at once, and what the
-// bracket holds when the bound is known, so that one walk is enough. Only where a bracket failed all is taken by a walk of its own.
-// Limits: instructions, about fifteen a position at a batch of 4. Read: dy and x once for every 64 x 128 positions, from L2.
+// A walk over all positions: a warp takes eight rows (of doubles four) of 128 columns at a time, a lane four columns. Terms of x lie in
+// shared memory, as long as the columns stay the same where the batch is small. Sums that can matter are few: signs of |sum| - least are
+// gathered in a word, bits of taken positions are masked, and the others are looked at 32 at a time. What is surely chosen is taken at once,
+// and what the bracket holds when the bound is known, so that one walk is enough. Only where a bracket failed all is taken by a walk of its own.
+// Limits: instructions, about ten a position at a batch of 4. Read: dy and x once for every 64 x 128 positions, from L2.
 #pragma once
 
 #include "../pattern.cuh"
@@ -39,10 +39,6 @@ struct TakenPositions {
   DevicePattern pattern;
   const uint32_t* kept;
 
-  __device__ __forceinline__ bool contains(int64_t row, int64_t col) const {
-    if (bits.words != nullptr) return (*bits.word(row, col) >> (col & 31)) & 1;
-    return is_kept_at(row, col);
-  }
   __device__ __forceinline__ bool is_kept_at(int64_t row, int64_t col) const {
     bool found;
     const int64_t slot = pattern.lower_bound(row, col, &found);
@@ -109,102 +105,191 @@ struct GradientKeys {
   }
 };
 
+/// Four numbers that are read at once.
+template <class Sum>
+struct alignas(16) Quad {
+  Sum at[4];
+};
+
 template <class Sum>
 struct GradientShared {
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kRows = 32 / int(sizeof(Sum));  // of a warp
-  static constexpr int kCols = 4;                      // of a lane
-  static constexpr int kUnitRows = kWarps * kRows, kUnitCols = 32 * kCols;
-  static constexpr int kTerms = 8;                     // of the batch at a time
-  static constexpr int kHits = 32 * kRows * kCols;     // as many as a warp can find in a unit
-  Sum x[kTerms][kUnitCols];
-  Sum dy[kTerms][kUnitRows];
-  Sum sum[kWarps][kHits];
-  uint16_t place[kWarps][kHits];  // row of the warp << 8 | column in unit
+  static constexpr int kUnitRows = kWarps * kRows, kUnitCols = 128;
+  static constexpr int kTerms = 64 / int(sizeof(Sum));  // of the batch at a time
+  Quad<Sum> x[kTerms][32];             // a lane's four columns
+  Quad<Sum> dy[kWarps][kRows];         // four terms of each row
+  Quad<Sum> sums[kWarps][kRows][32];
+  uint16_t place[kWarps][128 * kRows];  // of a sum that matters: lane << 5 | row of the warp << 2 | column of the lane
 };
 
-// Calls visit(exists, sum, row, col), all lanes of a warp together, for every position with |sum| >= least.
+/// A sum that matters, and where it stands.
+template <class Sum>
+struct Hit {
+  Sum sum;
+  int row, col;
+};
+
+/// One warp's walk over positions: 128 columns, four of them a lane's, by the rows of a warp.
+template <class Keys>
+class GradientWalk {
+ public:
+  using Sum = typename Keys::Sum;
+  using Shared = GradientShared<Sum>;
+  static constexpr int kRows = Shared::kRows;
+
+  __device__ GradientWalk(const Keys& keys, Sum least, Shared& s) : keys_(keys), least_(least), s_(s) {}
+
+  __device__ __forceinline__ void begin(int64_t row0, int64_t col0) {
+    row0_ = row0, col0_ = col0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sum_[r][c] = 0;
+  }
+
+  /// Adds `terms` products of the batch from b0 on; those of x lie in shared memory, and behind the last are zeros.
+  __device__ __forceinline__ void add(int64_t b0, int terms) {
+    Quad<Sum>(&dy)[kRows] = s_.dy[warp()];
+#pragma unroll 1
+    for (int t0 = 0; t0 < terms; t0 += 4) {
+      const int r = lane() / 4, t = lane() % 4;
+      if (r < kRows) dy[r].at[t] = row0_ + r < keys_.geometry().out && t0 + t < terms ? keys_.dy.template at<Sum>(b0 + t0 + t, row0_ + r) : Sum(0);
+      __syncwarp();
+      Quad<Sum> x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = s_.x[t0 + i][lane()];
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const Quad<Sum> of_row = dy[row];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sum_[row][c] = fma(of_row.at[i], x[i].at[c], sum_[row][c]);
+      }
+      __syncwarp();
+    }
+  }
+
+  /// Gathers the sums that matter, and gives them to visit(exists, hit) 32 at a time; fewer wait for those of other rows.
+  template <class Visit>
+  __device__ __forceinline__ void finish(const Visit& visit) {
+    const uint32_t hits = ~(below() | taken());
+    int upto = __popc(hits);
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, d);
+      if (lane() >= d) upto += other;
+    }
+    const int found = __shfl_sync(~0u, upto, 31);
+    if (found == 0) return;
+    int at = upto - __popc(hits);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) s_.sums[warp()][r][lane()] = {{sum_[r][0], sum_[r][1], sum_[r][2], sum_[r][3]}};
+    for (uint32_t left = hits; left != 0; left &= left - 1) s_.place[warp()][at++] = uint16_t(lane() << 5 | (__ffs(int(left)) - 1));
+    __syncwarp();
+    for (int next = -waiting_;; next += 32) {  // the first lanes keep what waited
+      const int i = next + lane();
+      if (i >= 0 && i < found) hit_ = read(s_.place[warp()][i]);
+      if (next + 32 > found) {
+        waiting_ = found - next;
+        break;
+      }
+      visit(true, hit_);
+    }
+    __syncwarp();
+  }
+
+  /// Once, at the end.
+  template <class Visit>
+  __device__ __forceinline__ void give_rest(const Visit& visit) {
+    if (waiting_ > 0) visit(lane() < waiting_, hit_);
+  }
+
+ private:
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ static int warp() { return threadIdx.x / 32; }
+  __device__ static uint32_t sign_word(float number) { return __float_as_uint(number); }
+  __device__ static uint32_t sign_word(double number) { return uint32_t(__double2hiint(number)); }
+
+  /// Bit 4 row + column: whether the sum lies below the least that matters; NaN does not.
+  __device__ __forceinline__ uint32_t below() const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 4 * kRows - 1; i >= 0; --i) bits = __funnelshift_l(sign_word(fabs(sum_[i / 4][i % 4]) - least_), bits, 1);
+    return bits;
+  }
+  /// The same bits: whether the position is taken, as far as bits tell, or none at all.
+  __device__ __forceinline__ uint32_t taken() const {
+    const Geometry& g = keys_.geometry();
+    const PositionBits& bits = keys_.taken.bits;
+    const int64_t panel = col0_ >> kTileColBits, row = row0_ + lane() / 4;
+    const int word = int((col0_ & (kPanelCols - 1)) >> 5) + lane() % 4;
+    const bool exists = lane() < 4 * kRows && row < g.out && word < bits.width(panel);
+    const uint32_t columns = exists ? columns_from(g.in - (panel * kPanelCols + 32 * word)) : 0u;
+    const uint32_t mine = ~columns | (exists && bits.words != nullptr ? bits.row(panel, row)[word] : 0u);
+    uint32_t found = kRows < 8 ? ~0u << (4 * kRows % 32) : 0u;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) found |= ((__shfl_sync(~0u, mine, 4 * r + lane() / 8) >> (lane() % 8 * 4)) & 15u) << (4 * r);
+    return found;
+  }
+  __device__ static uint32_t columns_from(int64_t left) { return left >= 32 ? ~0u : (1u << left) - 1; }
+
+  __device__ __forceinline__ Hit<Sum> read(int place) const {
+    const int of_lane = place >> 5, r = (place >> 2) & 7, c = place & 3;
+    return {s_.sums[warp()][r][of_lane].at[c], int(row0_) + r, int(col0_) + 4 * of_lane + c};
+  }
+
+  const Keys& keys_;
+  const Sum least_;
+  Shared& s_;
+  Sum sum_[kRows][4];
+  int64_t row0_ = 0, col0_ = 0;
+  Hit<Sum> hit_{};
+  int waiting_ = 0;  // lanes whose hit was not given yet
+};
+
+// Calls visit(exists, hit), all lanes of a warp together, for every empty position with |sum| >= least.
 template <class Keys, class Visit>
 __device__ __forceinline__ void walk_gradient(const Keys& keys, typename Keys::Sum least, GradientShared<typename Keys::Sum>& s, const Visit& visit) {
   using Sum = typename Keys::Sum;
   using Shared = GradientShared<Sum>;
-  constexpr int kRows = Shared::kRows, kCols = Shared::kCols;
   const Geometry& g = keys.geometry();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Sum nothing = Sum(NAN);  // of a row or column that is not there: it matters nowhere
+  const auto visit_empty = [&](bool exists, const Hit<Sum>& hit) {
+    exists = exists && !isnan(hit.sum);
+    if (keys.taken.bits.words == nullptr) exists = exists && !keys.taken.is_kept_at(hit.row, hit.col);
+    visit(exists, hit);
+  };
   const int64_t strips = (g.out + Shared::kUnitRows - 1) / Shared::kUnitRows, slices = (g.in + Shared::kUnitCols - 1) / Shared::kUnitCols;
-  const int64_t units = strips * slices, last = units * (blockIdx.x + 1) / gridDim.x;
-  int64_t staged_slice = -1;
-  for (int64_t unit = units * blockIdx.x / gridDim.x; unit < last; ++unit) {
-    const int64_t slice = unit / strips, row0 = unit % strips * Shared::kUnitRows, col0 = slice * Shared::kUnitCols, warp_row0 = row0 + warp * kRows;
-    Sum sum[kRows][kCols];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) sum[r][c] = (warp_row0 + r < g.out ? Sum(0) : nothing) + (col0 + 32 * c + lane < g.in ? Sum(0) : nothing);
+  const int64_t units = strips * slices, first = units * blockIdx.x / gridDim.x, last = units * (blockIdx.x + 1) / gridDim.x;
+  int64_t slice = first / strips, strip = first % strips, staged_slice = -1;
+  GradientWalk<Keys> walk(keys, least, s);
+  for (int64_t unit = first; unit < last; ++unit, ++strip) {
+    if (strip == strips) strip = 0, ++slice;
+    const int64_t col0 = slice * Shared::kUnitCols;
+    walk.begin(strip * Shared::kUnitRows + threadIdx.x / 32 * Shared::kRows, col0);
     for (int64_t b0 = 0; b0 < keys.batch; b0 += Shared::kTerms) {
       const int terms = int(min(int64_t{Shared::kTerms}, keys.batch - b0));
-      __syncthreads();
-      if (slice != staged_slice || keys.batch > Shared::kTerms)
-        for (int i = threadIdx.x; i < terms * Shared::kUnitCols; i += kThreads) {
-          const int b = i / Shared::kUnitCols, c = i % Shared::kUnitCols;
-          s.x[b][c] = col0 + c < g.in ? keys.x.template at<Sum>(b0 + b, col0 + c) : Sum(0);
+      if (slice != staged_slice || keys.batch > Shared::kTerms) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < (terms + 3) / 4 * 4 * Shared::kUnitCols; i += kThreads) {
+          const int t = i / Shared::kUnitCols, c = i % Shared::kUnitCols;
+          s.x[t][c / 4].at[c % 4] = t < terms && col0 + c < g.in ? keys.x.template at<Sum>(b0 + t, col0 + c) : Sum(0);
         }
-      for (int i = threadIdx.x; i < terms * Shared::kUnitRows; i += kThreads) {
-        const int b = i / Shared::kUnitRows, r = i % Shared::kUnitRows;
-        s.dy[b][r] = row0 + r < g.out ? keys.dy.template at<Sum>(b0 + b, row0 + r) : Sum(0);
+        __syncthreads();
       }
       staged_slice = slice;
-      __syncthreads();
-      for (int b = 0; b < terms; ++b) {
-        Sum x[kCols];
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) x[c] = s.x[b][32 * c + lane];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const Sum dy = s.dy[b][warp * kRows + r];
-#pragma unroll
-          for (int c = 0; c < kCols; ++c) sum[r][c] = fma(dy, x[c], sum[r][c]);
-        }
-      }
+      walk.add(b0, terms);
     }
-
-    int mine = 0;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) mine += fabs(sum[r][c]) >= least;
-    int upto = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(~0u, upto, d);
-      if (lane >= d) upto += other;
-    }
-    const int hits = __shfl_sync(~0u, upto, 31);
-    if (hits == 0) continue;
-    int at = upto - mine;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int c = 0; c < kCols; ++c)
-        if (fabs(sum[r][c]) >= least) {
-          s.sum[warp][at] = sum[r][c];
-          s.place[warp][at++] = uint16_t(r << 8 | (32 * c + lane));
-        }
-    __syncwarp();
-    for (int i = lane; i - lane < hits; i += 32) {
-      const bool exists = i < hits;
-      const int place = exists ? s.place[warp][i] : 0;
-      visit(exists, exists ? s.sum[warp][i] : Sum(0), warp_row0 + (place >> 8), col0 + (place & 0xff));
-    }
-    __syncwarp();
+    walk.finish(visit_empty);
   }
+  walk.give_rest(visit_empty);
 }
 
 template <class Keys>
 struct SiftShared {
   GradientShared<typename Keys::Sum> walk;
-  typename Keys::Key staged[kThreads / 32][kStaged<typename Keys::Key>];
+  SieveShared<typename Keys::Key> sieve;
 };
 static_assert(sizeof(SiftShared<GradientKeys<float, Key64>>) <= kLeastShared && sizeof(SiftShared<GradientKeys<float, Key128>>) <= kLeastShared &&
               sizeof(SiftShared<GradientKeys<double, Key128>>) <= kLeastShared);
@@ -218,12 +303,12 @@ __global__ void __launch_bounds__(kThreads, 2) sift_gradient(Keys keys, Choice<t
   auto& s = *reinterpret_cast<SiftShared<Keys>*>(shared);
   await_stream();
   if (choice->is_settled) return;
-  Sieve<Key> sieve(choice, list, capacity, s.staged[threadIdx.x / 32]);
-  walk_gradient(keys, keys.least(choice->bracket[0].hi), s.walk, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
-    const Key key = keys.key_of(sum, row, col);
-    const bool is_below = sieve.list(exists && !keys.taken.contains(row, col), key, 0);
-    sieve.count(is_below, false);
-    if (is_taking) take(is_below, key, row, col);
+  Sieve<Key> sieve(choice, list, capacity, s.sieve);
+  walk_gradient(keys, keys.least(choice->bracket[0].hi), s.walk, [&](bool exists, const Hit<typename Keys::Sum>& hit) {
+    const Key key = keys.key_of(hit.sum, hit.row, hit.col);
+    const bool is_below = sieve.list(exists, key, 0);
+    sieve.count_below(is_below, false);
+    if (is_taking) take(is_below, key, hit.row, hit.col);
   });
   sieve.finish();
 }
@@ -247,9 +332,9 @@ __global__ void __launch_bounds__(kThreads, 2) take_gradient(Keys keys, const Ch
     }
     return;
   }
-  walk_gradient(keys, keys.least(bound - 1), s, [&](bool exists, typename Keys::Sum sum, int64_t row, int64_t col) {
-    const Key key = keys.key_of(sum, row, col);
-    take(exists && key < bound && !keys.taken.contains(row, col), key, row, col);
+  walk_gradient(keys, keys.least(bound - 1), s, [&](bool exists, const Hit<typename Keys::Sum>& hit) {
+    const Key key = keys.key_of(hit.sum, hit.row, hit.col);
+    take(exists && key < bound, key, hit.row, hit.col);
   });
 }
 

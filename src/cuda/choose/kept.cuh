@@ -52,7 +52,7 @@ int64_t value_capacity(int64_t nnz) { return nnz <= kFewThings ? 0 : kKeysBeside
 template <class Key>
 void choose_values(const char* operation, const ValueKeys<Key>& keys, const Wanted& wanted, const ChoiceMemory<Key>& memory, uint32_t* kept, const Report& report,
                    Stream stream) {
-  const int64_t blocks = std::min<int64_t>(ceil_div(keys.slots, 4 * kThreads), 8 * capability(current_device()).multiprocessors);
+  const int64_t blocks = std::min<int64_t>(ceil_div(keys.slots, 4 * kThreads), 5 * capability(current_device()).multiprocessors);
   choose(operation, keys, keys.slots, kFewThings, 1, wanted, memory, report, stream, [&] {
     launch<sift_values<Key>>(operation, blocks, kThreads, 0, stream, keys, memory.choice, memory.list(), memory.list_capacity(), kept);
   });

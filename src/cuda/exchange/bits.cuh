@@ -2,11 +2,13 @@
 //
 //   set       a tile's slots become bits, those that stay once more in a second array; growth sets bits of empty positions there (draw.cuh,
 //             gradient.cuh)
-//   place     a tile's set bits, in slot order: the new index in its place, and what is carried out of place. Where a tile begins is the sum of
-//             the set bits before it: blocks take tiles in order, tell their own sums and look back for those before (decoupled look-back,
-//             Merrill and Garland 2016). Tensors that do not fit out of place at once wait for another pass.
-// A block a tile. The old slot of a position is a count of old bits, the new one of new bits.
-// Bytes a slot: set reads 2; place reads and writes the elements once and writes 2. Of each position: set writes two bits, place reads them.
+//   count     bits of every row and of every tile, and where each begins: blocks take tiles in order, tell their own sums and look back for
+//             those before (decoupled look-back, Merrill and Garland 2016)
+//   place     a row's set bits, in slot order: the new index in its place, and what is carried out of place. Tensors that do not fit out of
+//             place at once wait for another pass.
+// A block a tile, in place a warp a row. The old slot of a position is a count of old bits, the new one of new bits.
+// Bytes a slot: set reads 2; place reads and writes the elements once and writes 2. Of each position: set writes two bits, count reads one,
+// place both. Limit of place: instructions for every set bit, about 30, of which the fullest word of a row decides.
 #pragma once
 
 #include "../choose/draw.cuh"
@@ -109,6 +111,47 @@ __device__ __forceinline__ int64_t sum_before(unsigned long long* states, int64_
   return before;
 }
 
+static __global__ void __launch_bounds__(kThreads) count_bits(Geometry g, PositionBits bits, unsigned long long* tile_states, int64_t* new_tile_ptr,
+                                                              uint16_t* new_row_starts, ExchangeState* state) {
+  constexpr int kWarps = kThreads / 32, kRows = kStripRows / kWarps;
+  __shared__ int counts[kStripRows];
+  __shared__ int64_t taken;
+  await_stream();
+  if (threadIdx.x == 0) taken = int64_t(atomicAdd(&state->next_tile, 1u));
+  __syncthreads();
+  const int64_t tile = taken;
+  const TilePlace at(g, bits, tile);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t* from = bits.row(at.panel, at.row0);
+  uint32_t words[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = warp * kRows + i;
+    words[i] = row < at.rows && lane < at.width ? from[row * at.width + lane] : 0u;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned sum = __reduce_add_sync(~0u, unsigned(__popc(words[i])));
+    if (lane == 0) counts[warp * kRows + i] = int(sum);
+  }
+  __syncthreads();
+  if (warp > 0) return;
+  const int first = counts[2 * lane], second = counts[2 * lane + 1];
+  int upto = first + second;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(~0u, upto, d);
+    if (lane >= d) upto += other;
+  }
+  const int all = __shfl_sync(~0u, upto, 31);
+  uint16_t* starts = new_row_starts + at.panel * g.out + at.row0;
+  if (2 * lane < at.rows) starts[2 * lane] = uint16_t(upto - second - first);
+  if (2 * lane + 1 < at.rows) starts[2 * lane + 1] = uint16_t(upto - second);
+  const int64_t before = sum_before(tile_states, tile, all);
+  if (lane == 0) new_tile_ptr[tile + 1] = before + all;
+  if (lane == 0 && tile == 0) new_tile_ptr[0] = 0;
+}
+
 /// A tensor on its way.
 struct Moving {
   const void* from;
@@ -117,123 +160,90 @@ struct Moving {
   const float* fill;
 };
 
-/// What place reads and writes. The old tile pointers stay; index and row starts are written where they belong.
+/// What place reads and writes. The old tile pointers and row starts stay; the index is written where it belongs.
 struct Placing {
   Geometry geometry;
-  const int64_t* tile_ptr;
-  int64_t* new_tile_ptr;
-  unsigned long long* tile_states;  // zeros
+  const int64_t *tile_ptr, *new_tile_ptr;
+  const uint16_t *row_starts, *new_row_starts;
   const uint32_t* kept;
   PositionBits old_bits, bits;
-  uint16_t* index;
-  uint16_t* row_starts;  // null: the geometry has none
-  ExchangeState* state;
-  bool is_first;         // only then all but the tensors is written
+  uint16_t* index;  // null: it is written already
+  const ExchangeState* state;
   Moving moving[kMaxCarried];
   int count;
 };
 
-inline constexpr int kPlacedAtOnce = 2048;  // new slots of a block
-
-struct PlaceShared {
-  uint32_t old_words[kTileWords], new_words[kTileWords];
-  uint16_t old_before[kTileWords], new_before[kTileWords];  // bits in the words before
-  uint32_t kept[kTileWords + 1];                            // of the tile's old slots, from the word of the first one on
-  int32_t from[kPlacedAtOnce];                              // old slot in tile of a new slot, or -1
-  uint16_t word[kPlacedAtOnce];                             // its index
-  int64_t warps[32];
-  int64_t tile, new_begin;
+struct RowShared {
+  uint32_t slot[kPanelCols];  // of a new slot: its column | old slot in row << 10 | does it stay << 31
 };
 
-// New slots `first` .. `first` + kPlacedAtOnce of the tile: where they come from and what their index is.
-__device__ __forceinline__ void expand(PlaceShared& s, int first, int kept_shift) {
-  for (int i = threadIdx.x; i < kTileWords; i += kThreads) {
-    uint32_t left = s.new_words[i];
-    int to = int(s.new_before[i]) - first;
-    if (to >= kPlacedAtOnce || to + __popc(left) <= 0) continue;
-    const uint32_t old = s.old_words[i], before = s.old_before[i];
-    for (; left != 0; left &= left - 1, ++to) {
-      if (to < 0 || to >= kPlacedAtOnce) continue;
-      const int bit = __ffs(int(left)) - 1;
-      const uint32_t slot = before + uint32_t(__popc(old & ((1u << bit) - 1))), at = slot + uint32_t(kept_shift);
-      const bool stays = ((old >> bit) & 1) != 0 && ((s.kept[at >> 5] >> (at & 31)) & 1) != 0;
-      s.from[to] = stays ? int32_t(slot) : -1;
-      s.word[to] = uint16_t(i << 5 | bit);
-    }
-  }
+// The old slots' bits of a word of `count` slots from `slot` on.
+__device__ __forceinline__ uint32_t kept_from(const uint32_t* kept, int64_t slot, int count) {
+  if (count == 0) return 0;
+  const int shift = int(slot % 32);
+  return __funnelshift_r(kept[slot / 32], shift + count > 32 ? kept[slot / 32 + 1] : 0u, shift);
 }
 
+inline constexpr int kMovedAtOnce = 4;
+
+// The elements of a lane's new slots, every 32nd from `first` on.
 template <class Element>
-__device__ __forceinline__ void move_elements(const Moving& m, const PlaceShared& s, int64_t old_begin, int64_t new_begin, int count) {
-  constexpr int kAtOnce = kPlacedAtOnce / kThreads;
+__device__ __forceinline__ void move_elements(const Moving& m, const uint32_t (&slot)[kMovedAtOnce], int64_t old_begin, int64_t new_begin, uint32_t first, uint32_t count) {
   const Element* from = static_cast<const Element*>(m.from) + old_begin;
-  Element* to = static_cast<Element*>(m.to) + new_begin;
+  Element* to = static_cast<Element*>(m.to) + new_begin + first;
   const Element grown = Element(fill_bits(m.type, *m.fill));
-  Element element[kAtOnce];
+  Element element[kMovedAtOnce];
 #pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-    const int i = u * kThreads + int(threadIdx.x), slot = i < count ? s.from[i] : -1;
-    element[u] = slot < 0 ? grown : from[slot];
-  }
+  for (int u = 0; u < kMovedAtOnce; ++u) element[u] = slot[u] >> 31 ? from[(slot[u] >> kTileColBits) & (2 * kPanelCols - 1)] : grown;
 #pragma unroll
-  for (int u = 0; u < kAtOnce; ++u)
-    if (u * kThreads + int(threadIdx.x) < count) to[u * kThreads + threadIdx.x] = element[u];
+  for (int u = 0; u < kMovedAtOnce; ++u)
+    if (first + 32 * u < count) to[32 * u] = element[u];
 }
 
-static __global__ void __launch_bounds__(kThreads) place_tiles(const __grid_constant__ Placing p) {
-  constexpr int kShare = kTileWords / kThreads;
-  extern __shared__ float4 shared[];
-  PlaceShared& s = *reinterpret_cast<PlaceShared*>(shared);
+static __global__ void __launch_bounds__(kThreads) place_rows(const __grid_constant__ Placing p) {
+  __shared__ RowShared all[kThreads / 32];
   await_stream();
   if (p.state->error != 0) return;
-  if (threadIdx.x == 0) s.tile = p.is_first ? int64_t(atomicAdd(&p.state->next_tile, 1u)) : int64_t(blockIdx.x);
-  __syncthreads();
-  const int64_t tile = s.tile, begin = p.tile_ptr[tile], end = p.tile_ptr[tile + 1];
-  const TilePlace at(p.geometry, p.bits, tile);
-  const uint32_t *old_from = p.old_bits.row(at.panel, at.row0), *from = p.bits.row(at.panel, at.row0);
-  for (int i = threadIdx.x; i < kTileWords; i += kThreads) {
-    const int row = i / kPanelWords, word = i % kPanelWords;
-    const bool exists = row < at.rows && word < at.width;
-    s.old_words[i] = exists ? old_from[row * at.width + word] : 0u;
-    s.new_words[i] = exists ? from[row * at.width + word] : 0u;
-  }
-  const int64_t kept_begin = begin / 32, kept_end = (end + 31) / 32;
-  for (int64_t i = kept_begin + threadIdx.x; i < kept_end; i += kThreads) s.kept[i - kept_begin] = p.kept[i];
-  __syncthreads();
+  const uint32_t lane = threadIdx.x % 32;
+  RowShared& s = all[threadIdx.x / 32];
+  // Rows of panels and words of bits are fewer than 2^32, as there are eight slots and more a row on average.
+  const uint32_t segment = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, out = uint32_t(p.geometry.out);
+  if (segment >= uint32_t(p.geometry.segments())) return;
+  const uint32_t panel = segment / out, row = segment - panel * out, tile = panel * uint32_t(p.geometry.strips()) + row / kStripRows;
+  const uint32_t width = uint32_t(p.bits.width(panel)), word = panel * out * kPanelWords + row * width + lane;
+  const bool exists = lane < width;
+  const uint32_t old = exists ? p.old_bits.words[word] : 0u, now = exists ? p.bits.words[word] : 0u;
+  const int64_t old_begin = p.tile_ptr[tile] + p.row_starts[segment], new_begin = p.new_tile_ptr[tile] + p.new_row_starts[segment];
 
-  const int first = int(threadIdx.x) * kShare;
-  int64_t both = 0, all;  // old bits, and new ones << 32
+  const uint32_t mine = uint32_t(__popc(old)) | uint32_t(__popc(now)) << 16;
+  uint32_t upto = mine;
 #pragma unroll
-  for (int i = 0; i < kShare; ++i) both += __popc(s.old_words[first + i]) + (int64_t(__popc(s.new_words[first + i])) << 32);
-  int64_t sum = inclusive_sum(both, s.warps, &all) - both;
-#pragma unroll
-  for (int i = 0; i < kShare; ++i) {
-    s.old_before[first + i] = uint16_t(sum), s.new_before[first + i] = uint16_t(sum >> 32);
-    sum += __popc(s.old_words[first + i]) + (int64_t(__popc(s.new_words[first + i])) << 32);
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, upto, d);
+    if (lane >= uint32_t(d)) upto += other;
   }
-  const int count = int(all >> 32);
-  if (threadIdx.x < 32) {
-    const int64_t before = p.is_first ? sum_before(p.tile_states, tile, count) : p.new_tile_ptr[tile];
-    if (threadIdx.x == 0) {
-      s.new_begin = before;
-      if (p.is_first) p.new_tile_ptr[tile + 1] = before + count;
-      if (p.is_first && tile == 0) p.new_tile_ptr[0] = 0;
+  const uint32_t count = int(__shfl_sync(~0u, upto, 31) >> 16);
+  upto -= mine;
+  uint32_t kept = kept_from(p.kept, old_begin + (upto & 0xffff), int(mine & 0xffff));
+  uint32_t slot = (upto & 0xffff) << kTileColBits | uint32_t(lane) << 5, *to = s.slot + (upto >> 16);
+  for (uint32_t left = old | now; left != 0;) {
+    const uint32_t bit = left & (0u - left), was = (old & bit) != 0;
+    left ^= bit;
+    if ((now & bit) != 0) *to++ = (slot + 31 - __clz(int(bit))) | (kept & was) << 31;
+    slot += was << kTileColBits, kept >>= was;
+  }
+  __syncwarp();
+  for (uint32_t first = lane; first < count; first += 32 * kMovedAtOnce) {
+    uint32_t from[kMovedAtOnce];
+#pragma unroll
+    for (int u = 0; u < kMovedAtOnce; ++u) from[u] = first + 32 * u < count ? s.slot[first + 32 * u] : 0u;
+    if (p.index != nullptr) {
+#pragma unroll
+      for (int u = 0; u < kMovedAtOnce; ++u)
+        if (first + 32 * u < count) p.index[new_begin + first + 32 * u] = uint16_t((row % kStripRows) << kTileColBits | (from[u] & (kPanelCols - 1)));
     }
-  }
-  __syncthreads();
-  const int64_t new_begin = s.new_begin;
-  if (p.is_first && p.row_starts != nullptr && int(threadIdx.x) < at.rows)
-    p.row_starts[at.panel * p.geometry.out + at.row0 + threadIdx.x] = s.new_before[threadIdx.x * kPanelWords];
-
-  for (int chunk = 0; chunk < count; chunk += kPlacedAtOnce) {
-    const int here = min(kPlacedAtOnce, count - chunk);
-    expand(s, chunk, int(begin % 32));
-    __syncthreads();
-    if (p.is_first)
-      for (int i = threadIdx.x; i < here; i += kThreads) p.index[new_begin + chunk + i] = s.word[i];
     for (int i = 0; i < p.count; ++i)
-      with_element(p.moving[i].type, [&](auto element) { move_elements<decltype(element)>(p.moving[i], s, begin, new_begin + chunk, here); });
-    __syncthreads();
+      with_element(p.moving[i].type, [&](auto element) { move_elements<decltype(element)>(p.moving[i], from, old_begin, new_begin, first, count); });
   }
 }
 

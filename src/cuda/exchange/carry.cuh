@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) gather_carried(const Element* from, 
     if (first + u * kThreads < count) to[first + u * kThreads] = element[u];
 }
 
-inline constexpr int kMostRegions = int(kMaxCarried) + 2;
+inline constexpr int kMostRegions = int(kMaxCarried) + 2;  // and tile pointers and row starts
 
 /// Copies of several regions: blocks of kCarriedAtOnce * kThreads words each, the widest words that the addresses allow.
 struct Copies {

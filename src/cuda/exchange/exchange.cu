@@ -36,7 +36,7 @@ int64_t largest_element(const ExchangeArgs& args) {
 // Bytes a slot that are left for tensors out of place when all but them has its room; below 0 where positions are too many for bits.
 int64_t room_a_slot(const ExchangeArgs& args) {
   const Geometry& g = args.geometry;
-  return g.packing == Packing::kNarrow ? 15 - ceil_div(8 * PositionBits::count(g), g.nnz) : -1;
+  return g.has_row_starts() ? 15 - ceil_div(8 * PositionBits::count(g), g.nnz) : -1;
 }
 bool uses_bits(const ExchangeArgs& args) { return room_a_slot(args) >= largest_element(args); }
 
@@ -67,6 +67,7 @@ struct Scratch {
   int64_t* new_tile_ptr;
   // with bits
   uint32_t *old_bits = nullptr, *bits = nullptr;
+  uint16_t* new_row_starts = nullptr;
   // with lists
   int32_t* before = nullptr;
   unsigned long long* grown = nullptr;
@@ -89,8 +90,12 @@ struct Scratch {
     zeros = layout.used();
     kept = layout.take<uint32_t>(kept_words(g.nnz));
     new_tile_ptr = layout.take<int64_t>(g.tiles() + 1);
-    if (has_bits) old_bits = layout.take<uint32_t>(PositionBits::count(g)), bits = layout.take<uint32_t>(PositionBits::count(g));
-    else take_lists(layout, args);
+    if (has_bits) {
+      old_bits = layout.take<uint32_t>(PositionBits::count(g)), bits = layout.take<uint32_t>(PositionBits::count(g));
+      new_row_starts = layout.take<uint16_t>(g.segments());
+    } else {
+      take_lists(layout, args);
+    }
 
     if (by_gradient && !has_bits) unsorted = layout.take<unsigned long long>(args.k);  // filled while the choice is made
     const int64_t begin = layout.used();
@@ -168,10 +173,11 @@ void grow_in_bits(const ExchangeArgs& args, const Scratch<Key>& s, Stream stream
 template <class Key>
 void place_in_bits(const ExchangeArgs& args, const Scratch<Key>& s, ExchangeResult* result, Stream stream) {
   const Geometry& g = args.geometry;
-  auto* row_starts = g.has_row_starts() ? reinterpret_cast<uint16_t*>(args.tile_ptr + g.tiles() + 1) : nullptr;
-  Placing placing{g, args.tile_ptr, s.new_tile_ptr, s.tile_states, s.kept, PositionBits(g, s.old_bits), PositionBits(g, s.bits), static_cast<uint16_t*>(args.index),
-                  row_starts, s.state, true, {}, 0};
-  for (Group group = group_from(args, 0);; group = group_from(args, group.end), placing.is_first = false) {
+  const PositionBits old_bits(g, s.old_bits), bits(g, s.bits);
+  auto* row_starts = reinterpret_cast<uint16_t*>(args.tile_ptr + g.tiles() + 1);
+  launch<count_bits>(kName, g.tiles(), kThreads, 0, stream, g, bits, s.tile_states, s.new_tile_ptr, s.new_row_starts, s.state);
+  Placing placing{g, args.tile_ptr, s.new_tile_ptr, row_starts, s.new_row_starts, s.kept, old_bits, bits, static_cast<uint16_t*>(args.index), s.state, {}, 0};
+  for (Group group = group_from(args, 0);; group = group_from(args, group.end), placing.index = nullptr) {
     Copies copies;
     char* to = s.shared;
     for (int64_t i = group.begin; i < group.end; ++i) {
@@ -182,9 +188,9 @@ void place_in_bits(const ExchangeArgs& args, const Scratch<Key>& s, ExchangeResu
       to += aligned_256(bytes);
     }
     placing.count = int(group.end - group.begin);
-    launch<place_tiles>(kName, g.tiles(), kThreads, int64_t(sizeof(PlaceShared)), stream, placing);
+    launch<place_rows>(kName, ceil_div(g.segments(), kThreads / 32), kThreads, 0, stream, placing);
     const bool is_last = group.end == args.carried_count;
-    if (is_last) copies.add(s.new_tile_ptr, args.tile_ptr, (g.tiles() + 1) * 8);
+    if (is_last) copies.add(s.new_tile_ptr, args.tile_ptr, (g.tiles() + 1) * 8), copies.add(s.new_row_starts, row_starts, 2 * g.segments());
     launch<put_back>(kName, copies.blocks, kThreads, 0, stream, copies, s.state, is_last ? result : nullptr);
     if (is_last) return;
   }
