@@ -11,7 +11,7 @@ inline constexpr int kBinBits = 12, kBins = 1 << kBinBits;
 inline constexpr int kIntervalBits = 4, kIntervalBins = 1 << kIntervalBits, kIntervals = kBins / kIntervalBins;
 inline constexpr uint64_t kSampleStream = 0x5eed5a3b1e;  // any
 template <class Key>
-inline constexpr int kSampleBlocks = 256 / int(sizeof(Key));  // the keys of all of them fit into the L1 cache of the last one
+inline constexpr int kSampleBlocks = 256 / int(sizeof(Key));  // a few passes over all their keys are quick
 template <class Key>
 inline constexpr int64_t kSamples = int64_t{kChooseThreads} * kSampleBlocks<Key>;
 
@@ -102,16 +102,19 @@ struct BracketScratch {
   bool is_last;
 };
 
-/// A thread's part of the sample; ~0: the thing has no key.
-template <class Key>
-using SampleKeys = Key[kSampleBlocks<Key>];
-
-// Calls f(key, class) for every `step`th of this thread's keys.
+// Calls f(key, class) for every `step`th of this thread's keys of the sample, in which ~0 is no key.
 template <int step, class Key, class F>
-__device__ __forceinline__ void for_samples(const SampleKeys<Key>& sample, const F& f) {
+__device__ __forceinline__ void for_samples(const Key* sample, const F& f) {
+  constexpr int kCount = kSampleBlocks<Key> / step, kAtOnce = std::min(8, kCount);
+#pragma unroll 1
+  for (int first = 0; first < kCount; first += kAtOnce) {
+    Key entry[kAtOnce];
 #pragma unroll
-  for (int i = 0; i < kSampleBlocks<Key>; i += step)
-    if (sample[i] != ~Key{0}) f(untagged(sample[i]), class_of(sample[i]));
+    for (int i = 0; i < kAtOnce; ++i) entry[i] = fresh(sample + (first + i) * step * kChooseThreads + int(threadIdx.x));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (entry[i] != ~Key{0}) f(untagged(entry[i]), class_of(entry[i]));
+  }
 }
 
 // The rank that a search looks for: the wanted one, six standard deviations to a side; -1: all keys of the class are on the other side.
@@ -126,7 +129,7 @@ __device__ __forceinline__ int rank_of(const Keys& keys, const Wanted& wanted, i
 // One step of all searches: a histogram of the keys in each run, of 2,048 bins. In the first the ends of a class are alike, and the ranks are
 // not known before. Sets is_crowded where a run still holds many keys.
 template <bool kIsFirst, class Keys>
-__device__ __forceinline__ void search_on(const Keys& keys, const Wanted& wanted, const SampleKeys<typename Keys::Key>& sample,
+__device__ __forceinline__ void search_on(const Keys& keys, const Wanted& wanted, const typename Keys::Key* sample,
                                           BracketScratch<typename Keys::Key>& s) {
   using Key = typename Keys::Key;
   for (int i = threadIdx.x; i < 4 * kDigits; i += blockDim.x) (&s.counts[0][0])[i] = 0;
@@ -184,7 +187,7 @@ __device__ __forceinline__ void search_on(const Keys& keys, const Wanted& wanted
 
 // Cuts a bracket into intervals between every fourth of the samples in it.
 template <class Key>
-__device__ __forceinline__ void cut_bracket(const SampleKeys<Key>& sample, int which, Key lo, Key hi, Bracket<Key>& bracket, BracketScratch<Key>& s) {
+__device__ __forceinline__ void cut_bracket(const Key* sample, int which, Key lo, Key hi, Bracket<Key>& bracket, BracketScratch<Key>& s) {
   constexpr int kMost = 2 * kIntervals;
   static_assert(kMost <= kChooseThreads && kMost * sizeof(Key) <= sizeof(s.counts));
   Key* inside = reinterpret_cast<Key*>(s.counts);
@@ -221,18 +224,15 @@ __global__ void __launch_bounds__(kChooseThreads, 1) sample_keys(Keys keys, Want
   sample[i] = has_key ? tagged(key, which) : ~Key{0};
   if (!is_last_block(&choice->tickets, s.is_last)) return;
 
-  SampleKeys<Key> mine;
-#pragma unroll
-  for (int block = 0; block < kSampleBlocks<Key>; ++block) mine[block] = fresh(sample + block * kChooseThreads + int(threadIdx.x));
-  search_on<true>(keys, wanted, mine, s);
+  search_on<true>(keys, wanted, sample, s);
   while (s.is_crowded != 0) {
     __syncthreads();
-    search_on<false>(keys, wanted, mine, s);
+    search_on<false>(keys, wanted, sample, s);
   }
 #pragma unroll 1
   for (int which = 0; which < keys.class_count(); ++which) {
     const int lo = 2 * which, hi = lo + 1;
-    cut_bracket<Key>(mine, which, s.rank[lo] < 0 ? Key(0) : s.base[lo], s.rank[hi] < 0 ? last_key(keys) : s.base[hi] + ((Key(1) << s.shift[hi]) - 1),
+    cut_bracket<Key>(sample, which, s.rank[lo] < 0 ? Key(0) : s.base[lo], s.rank[hi] < 0 ? last_key(keys) : s.base[hi] + ((Key(1) << s.shift[hi]) - 1),
                      choice->bracket[which], s);
   }
 }

@@ -51,12 +51,12 @@ class Sieve {
     for (int i = threadIdx.x; i < int(sizeof(s.bracket) / 8); i += blockDim.x) reinterpret_cast<unsigned long long*>(s.bracket)[i] = from[i];
     if (threadIdx.x < 3) s.counts[threadIdx.x] = 0;
     __syncthreads();
-    lo_[0] = s.bracket[0].lo, lo_[1] = s.bracket[1].lo, hi_[0] = s.bracket[0].hi, hi_[1] = s.bracket[1].hi;
   }
 
   /// Lists a key that lies in the bracket; whether it lies below.
   __device__ __forceinline__ bool list(bool has_key, Key key, int which) {
-    const bool is_below = has_key && key < (which ? lo_[1] : lo_[0]), is_inside = has_key && !is_below && key <= (which ? hi_[1] : hi_[0]);
+    const Bracket<Key>& bracket = s_.bracket[which];
+    const bool is_below = has_key && key < bracket.lo, is_inside = has_key && !is_below && key <= bracket.hi;
     const uint32_t insiders = __ballot_sync(~0u, is_inside);
     if (insiders == 0) return is_below;
     if (is_inside) staged()[count_ + __popc(insiders & ((1u << lane()) - 1))] = tagged(key, which);
@@ -109,7 +109,6 @@ class Sieve {
   SieveShared<Key>& s_;
   int count_ = 0;
   unsigned below_ = 0, below_seconds_ = 0, seconds_ = 0;  // of this thread, which sees fewer than 2^32 things
-  Key lo_[2], hi_[2];
 };
 
 /// The sift of values, and a bit for each: whether it lies at or above the bracket's lower end (kept.cuh). Most are told by the bits of the
