@@ -153,7 +153,7 @@ COMMANDS = {"profile": "python tools/gpu_suite.py --only profile", "spmm-batch1"
 
 
 def page_source(path: Path, facts: dict) -> str:
-    command = COMMANDS.get(path.stem, f"snack bench {path.stem}")
+    command = facts["command"] if path.stem.startswith("train-") else COMMANDS.get(path.stem, f"snack bench {path.stem}")
     return source(path, facts, card(facts), command, "../../")
 
 

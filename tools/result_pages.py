@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from profile_kernels import STALLS
+from training_page import recipe_of, training_page
 
 from snack.bench.results import Results
 from snack.bench.suites import SUITES, suite_cases
@@ -203,12 +204,15 @@ OTHER_PAGES: dict[str, Callable[[dict, str], str]] = {"profile": profile_page, "
 
 
 def pages(root: Path, source: Callable[[Path, dict], str]) -> dict[Path, str]:
-    """Of every committed record of a suite in PAGES, and of those with a page of their own."""
-    found = {}
+    """Of every committed record of a suite in PAGES, of those with a page of their own, and of the trainings on each device."""
+    found: dict[Path, str] = {}
+    trainings: dict[str, dict[Path, dict]] = {}
     for path in sorted((root / "benchmarks/results").glob("*/*.json")):
+        document = json.loads(path.read_text())
+        if recipe_of(document):
+            trainings.setdefault(path.parent.name, {})[path] = document
         if path.stem in (*PAGES, *OTHER_PAGES):
-            document = json.loads(path.read_text())
             where = source(path, document["provenance"])
             text = OTHER_PAGES[path.stem](document, where) if path.stem in OTHER_PAGES else page(document, where, root)
             found[root / f"docs/results/{path.stem}-{path.parent.name}.md"] = text
-    return found
+    return found | {root / f"docs/results/training-{device}.md": training_page(documents, source) for device, documents in trainings.items()}

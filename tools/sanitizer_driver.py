@@ -82,9 +82,36 @@ def edits(device: torch.device) -> Iterator[tuple[str, bool]]:
             yield f"rewire {out}x{in_} onto a connection", False
 
 
+def exchanges(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """exchange_ and what it is made of: few values and many, as bits and as lists, by every rule; the card gives the CPU's result bit by bit."""
+    generator = torch.Generator().manual_seed(5)
+    for (out, in_), nnz in (SHAPES[0], SHAPES[1], ((300, 1100), 40_000), ((1024, 9000), 20_000)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            pattern = snack.Pattern.random((out, in_), nnz, 7)
+            values = torch.randn(pattern.nnz, generator=generator).to(dtype)
+            carried = [values, torch.randn(pattern.nnz, generator=generator), torch.arange(pattern.nnz) % 100 < 50]
+            dy, x = (torch.randn(3, n, generator=generator).to(dtype) for n in (out, in_))
+            on_card, fills = pattern.to(device), torch.tensor([0.5, 0.0, 1.0])
+            where, k = f"{out}x{in_} {dtype}", nnz // 3
+            for drop, fraction, grow in (("signed", 0.25, "uniform"), ("magnitude", 0.0, "gradient")):
+                by = {"dy": dy, "x": x} if grow == "gradient" else {"key": 3}
+                by_card = {name: v.to(device) if torch.is_tensor(v) else v for name, v in by.items()}
+                card, cpu = (pattern.to(device), [t.to(device) for t in carried]), (pattern.clone(), [t.clone() for t in carried])
+                moved = ops.exchange_(*card, fills.to(device), drop, fraction, k, grow, **by_card).cpu()
+                same = torch.equal(moved, ops.exchange_(*cpu, fills, drop, fraction, k, grow, **by))
+                same = same and cpu[0].equals(card[0].to("cpu")) and all(torch.equal(a.cpu(), b) for a, b in zip(card[1], cpu[1], strict=True))
+                yield f"exchange_ {where} {drop} {grow}", not same
+            smallest = ops.select_smallest(values, k)
+            yield f"select_smallest {where}", not torch.equal(ops.select_smallest(values.to(device), k).cpu(), smallest)
+            ours, cpu = ops.grow_gradient(on_card, x.to(device), dy.to(device), k, smallest.to(device)), ops.grow_gradient(pattern, x, dy, k, smallest)
+            yield f"grow_gradient {where}", not all(torch.equal(a.cpu(), b) for a, b in zip(ours, cpu, strict=True))
+            ours, cpu = ops.grow_uniform(on_card, k, 11, smallest.to(device)), ops.grow_uniform(pattern, k, 11, smallest)
+            yield f"grow_uniform {where}", not all(torch.equal(a.cpu(), b) for a, b in zip(ours, cpu, strict=True))
+
+
 def main() -> int:
     device = torch.device("cuda", 0)
-    cases = [*products(device), *many_slots(device), *edits(device)]
+    cases = [*products(device), *many_slots(device), *edits(device), *exchanges(device)]
     torch.cuda.synchronize()
     wrong = [name for name, is_wrong in cases if is_wrong]
     print("\n".join(f"wrong: {name}" for name in wrong))

@@ -17,6 +17,7 @@ import gpu_suite  # noqa: E402
 import profile_kernels  # noqa: E402
 import readme_tables  # noqa: E402
 import result_pages  # noqa: E402
+import training_page  # noqa: E402
 
 
 @pytest.mark.parametrize("suite", [suite for suite in result_pages.PAGES if suite.startswith("paper")])
@@ -158,3 +159,20 @@ def test_a_suite_of_the_gpu_suite_goes_on_with_the_committed_records(tmp_path, s
     step = gpu_suite.PARTS["paper-layer"](suite)
     assert step["status"] == expected["status"] and step["detail"].startswith(expected["detail"])
     assert (tmp_path / "out/paper-layer.json").is_file() and "--limit" in ran[0][0] and 400 < ran[0][1] < 500
+
+
+def test_the_page_of_trainings_sets_accuracies_beside_what_is_published_and_beside_the_mask():
+    def side(name, kind, accuracy):
+        memory = {"weights": 1024, "indices": 0, "gradients": 0, "optimizer": 0}
+        record = {"contender": name, "kind": kind, "seed": 0, "data": "mnist", "network": "784-300-100-10", "sparsity": 0.9, "device": "cuda"}
+        entry = {"contender": name, "seeds": [0, 1], "accuracy": accuracy, "accuracy_error": 0.03, "best_accuracy": 99.0}
+        return record | {"step_time_us": 100.0, "bytes": memory}, entry
+
+    sides = [side("dense_mask", "dense_mask", 98.4), side("snack", "snack", 98.5)]
+    document = {"suite": "train-lenet-300-100", "provenance": {}, "records": [r for r, _ in sides], "summary": [s for _, s in sides]}
+    sides[1][1]["minus_mask"] = 0.1
+    path = ROOT / "benchmarks/results/h200/train-lenet-300-100-0.9.json"
+    text = training_page.training_page({path: document}, lambda path, facts: f"Source: {path.name}.")
+    assert "| 90 % | SNACK | 98.50 ± 0.03 % | 99.00 % | 98.39 % | **+0.10 (2.4 s.e.)** | 100 µs | 1.00 KiB |" in text
+    assert "2 seeds." in text and "* On cuda. Source: train-lenet-300-100-0.9.json." in text
+    assert training_page.recipe_of({"suite": "train-mnist"}) is None

@@ -106,9 +106,9 @@ _FASHION = {
 PROTOCOLS = {
     # LeNet-300-100 of sparse_learning (Dettmers and Zettlemoyer 2019), mnist_cifar/main.py: 90 % of the training rows, all layers sparse.
     "lenet-300-100": {
-        "data": "mnist", "hidden": (300, 100), "distribution": "er", "sparsity": 0.9, "method": "set-magnitude", "drop_fraction": 0.5, "drop_decay": "cosine", "t_end": 1.0,
-        "sparse_output": True, "epochs": 100, "batch_size": 100, "lr": 0.1, "schedule": "step", "lr_steps": 25_000, "weight_decay": 5e-4,
-        "rows": (54_000, 0),
+        "data": "mnist", "hidden": (300, 100), "distribution": "er", "sparsity": 0.9, "sparse_output": True,
+        "method": "set-magnitude", "drop_fraction": 0.5, "drop_decay": "cosine", "t_end": 1.0,
+        "epochs": 100, "batch_size": 100, "lr": 0.1, "schedule": "step", "lr_steps": 25_000, "weight_decay": 5e-4, "rows": (54_000, 0),
     },
     # Truly-Sparse-Training (boqian333), Fashion-MNIST: the first 5,000 and 1,000 rows, epsilon 13, zeta 0.3.
     "fashion-mlp": {**_FASHION, "rows": (5000, 1000)},

@@ -202,13 +202,15 @@ def _load(arguments):
 
 def _document(arguments, runs, training) -> dict:
     """What ``--json`` writes: design of the benchmark records, one record a seed and contender."""
+    import torch
+
     from snack.bench import records
 
     suite = f"train-{arguments.recipe or runs[0].dataset.name}"
     return {
         "schema": records.SCHEMA,
         "suite": suite,
-        "provenance": {**records.provenance(), "command": arguments.command_line},
+        "provenance": {**records.provenance(torch.device(runs[0].config.device)), "command": arguments.command_line},
         "records": (found := [record for run in runs for record in training.records(run)]),
         "summary": train_report.summary(train_report.complete(found)),
     }
