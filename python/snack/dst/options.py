@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 
 from ..errors import SnackError, require
 from ..nn import SparseLinear
@@ -158,48 +158,6 @@ def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterabl
         "freeze (values.requires_grad_(False)) a layer that is not to be trained; with several optimisers, give each part of the model a "
         "stepper with its optimiser.",
     )
-
-
-# ---- what rules return; the stepper adds which layer it was ----
-
-
-def _indices(what: str, data: object, device: torch.device) -> Tensor:
-    try:
-        tensor = torch.as_tensor(data)
-    except (TypeError, ValueError, RuntimeError):
-        raise SnackError(f"the {what} a {type(data).__name__}, expected a 1-D tensor of integers.") from None
-    is_integral = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool) or tensor.numel() == 0
-    require(
-        tensor.dim() == 1 and is_integral,
-        f"the {what} {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}, expected a 1-D tensor of integers.",
-    )
-    return tensor.detach().to(device, torch.int64).contiguous()
-
-
-def check_slots(slots: object, k: int, device: torch.device) -> Tensor:
-    """At most k slots, int64, on the layer's device."""
-    slots = _indices("drop rule returned", slots, device)
-    require(slots.numel() <= k, f"the drop rule returned {slots.numel()} slots, it was asked for at most {k}.")
-    return slots
-
-
-def check_positions(positions: object, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Exactly k (rows, cols), int64, on the layer's device."""
-    is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2
-    require(is_pair, f"the grow rule returned a {type(positions).__name__}, expected a pair (rows, cols).")
-    rows, cols = (_indices(f"grow rule returned {name} that are", p, device) for name, p in zip(("rows", "columns"), positions))
-    require(
-        rows.numel() == k and cols.numel() == k,
-        f"the grow rule returned {rows.numel()} rows and {cols.numel()} columns, expected {k} of each, as many as are dropped.",
-    )
-    return rows, cols
-
-
-def check_grown_values(values: object, like: Tensor, k: int) -> Tensor:
-    """Exactly k initial values, with the layer's dtype and device."""
-    values = torch.as_tensor(values)
-    require(values.shape == (k,), f"grow_init returned shape {tuple(values.shape)}, expected ({k},), one value for every grown connection.")
-    return values.detach().to(like)
 
 
 # ---- saved state ----

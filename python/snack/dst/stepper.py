@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import ops
 from ..errors import SnackError, require
@@ -23,12 +23,13 @@ from ..nn.optimizer_state import check_fills
 from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
+from .answers import naming
 from .capture import Recorder, Recording, is_capturing
 from .followers import Follower
 from .history import Update
 from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
-from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
+from .scope import Exchange, Job, choose_drops, exchange_rules, place_growth, share_growth
 from .statistics import Tracker
 
 _IDLE_CALLS = 100  # of step() without one of the optimiser's: more than a GradScaler skips while it looks for its scale
@@ -356,7 +357,7 @@ class DST:
         if not jobs:
             return []
         for job in jobs:
-            with _naming(job.name):
+            with naming(job.name):
                 check_fills(job.layer, self.optimizer, self._state)
         names = self._exchange_rules()
         if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
@@ -364,13 +365,13 @@ class DST:
             return [Exchange(job.name, job.layer, job.context, job.k, *names, pair, self._grow_init) for job, pair in zip(jobs, operands)]
         who = type(self).__name__
         try:
-            choose_drops(self._drop, jobs, self._scope, self._checked_drop)
+            choose_drops(self._drop, jobs, self._scope)
             self._share(jobs)
             jobs = [job for job in jobs if job.drop.numel() or job.grows]
             for job in jobs:
-                with _naming(job.name):
+                with naming(job.name):
                     self._check_size(job)
-                    self._place(job)
+                    place_growth(self._drop, self._grow, job, self._scope, self._grow_init)
             for follower in self._followers:
                 for job in jobs:
                     follower.check(job)
@@ -382,10 +383,7 @@ class DST:
         """The rules by the names that `SparseLinear.exchange` knows; None where the update needs lists of slots and positions."""
         if self._scope != "layer" or self._weight is not None or callable(self._grow_init) or self._followers:
             return None
-        drop = "magnitude" if self._drop is rules.drop_magnitude else "signed" if self._drop is rules.drop_signed else None
-        by_gradient = type(self._grow) in (rules.GradientGrowth, rules.MomentumGrowth)
-        grow = "uniform" if self._grow is rules.grow_uniform else "gradient" if by_gradient else None
-        return None if drop is None or grow is None else (drop, grow)
+        return exchange_rules(self._drop, self._grow)
 
     def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, pairs: dict[str, list]) -> Job | None:
         """A layer's part in the update; None where it has none."""
@@ -420,30 +418,12 @@ class DST:
         """How many connections each layer grows."""
         share_growth(jobs, self._weight)
 
-    def _checked_drop(self, job: Job, slots: object) -> Tensor:
-        with _naming(job.name):
-            return options.check_slots(slots, job.k, job.layer.values.device)
-
     def _check_size(self, job: Job) -> None:
         require(
             job.grows == job.drop.numel() or job.layer not in self._fixed,
             f"its values are sharded by fully_shard, so it must grow as many connections as it drops, not {job.grows} for {job.drop.numel()}; use "
             "DistributedDataParallel, or a method that keeps the connections of every layer.",
         )
-
-    def _place(self, job: Job) -> None:
-        """Where a layer grows, and with which values."""
-        device = job.layer.values.device
-        if self._scope == "row" and not rules.is_built_in(self._drop):
-            ops.rewire(job.layer.pattern, job.drop)  # pure: rows are looked up by these slots, so they are heard first
-        positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
-        job.rows, job.cols = options.check_positions(positions, job.grows, device)
-        if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
-            ops.rewire(job.layer.pattern, job.drop, job.rows, job.cols)  # pure: only to hear its complaints before anything is changed
-        job.values = self._grow_init
-        if callable(job.values):
-            values = job.values(job.layer, job.rows, job.cols, job.context)
-            job.values = options.check_grown_values(values, job.layer.values, job.grows)
 
     def _announce_idle(self) -> None:
         """A stepper whose optimiser takes no steps has been given the wrong one."""
@@ -466,20 +446,6 @@ class DST:
             "dst.count_step().",
             stacklevel=9,
         )
-
-
-class _naming:
-    """Puts the layer's name before a SnackError."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, SnackError):
-            raise SnackError(f"layer '{self._name}': {error}") from error
 
 
 def _is_on_card(layer: SparseLinear) -> bool:
