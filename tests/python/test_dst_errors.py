@@ -345,6 +345,28 @@ def test_a_stepper_on_an_optimiser_that_nobody_steps_says_so_once():
     assert len(said) == 1 and stepper.steps == 0
 
 
+@pytest.mark.parametrize("method", [dst.SET, dst.MEST, dst.GMP])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_diverged_run_is_told_once(method, number):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    stepper = method(model, optimizer, every=1, t_end=9)
+    with torch.no_grad():
+        model[2].values[3] = number
+
+    def run():
+        optimizer.zero_grad(set_to_none=False)
+        for layer in (model[0], model[2]):
+            layer.values.grad = torch.zeros_like(layer.values)
+        optimizer.step()
+        stepper.step()
+
+    with pytest.warns(UserWarning, match=f"{method.__name__}: after the update at step 1 layer '2' has weights that are NaN or infinite") as said:
+        for _ in range(3):
+            run()
+    assert stepper.updates == 3 and len(said) == 1
+
+
 def test_mest_leaves_a_layer_alone_that_took_no_part_and_complains_where_all_gradients_are_gone():
     model = build()
     optimizer = sgd(model)

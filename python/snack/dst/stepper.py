@@ -8,7 +8,6 @@ of memory while the edits are applied leaves every layer whole, edited or not; t
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,8 @@ from . import options, rules, schedules
 from .answers import naming
 from .capture import Recorder, Recording, is_capturing
 from .followers import Follower
-from .history import Update
+from .history import Update, settle
+from .notices import Notices
 from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
 from .scope import Exchange, Job, choose_drops, exchange_rules, place_growth, share_growth
@@ -144,7 +144,7 @@ class DST:
         self._due: tuple[int, list[dict[SparseLinear, Recorder]]] | None = None  # step with an update, and what was recorded for it
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
-        self._warned: set[str] = set()
+        self._notices = Notices(who)
         self._calls = self._steps_at_call = 0  # of step() since the optimiser's last one
         self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
         self._fixed: set[SparseLinear] = set()
@@ -321,11 +321,13 @@ class DST:
             nnz = {name: layer.nnz for name, layer in layers.items()}
             overlap, explored = self._tracker.end(layers) if self._tracker else (None, None)
             seconds = time.perf_counter() - begin
-            record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, type(self).__name__)
+            record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, self._notices)
             self.updates += 1
             self.history.append(record)
+        record.watch(layers)
         if self._on_resize is not None and nnz != before:
             self._on_resize()
+        settle(self.history)
         return record
 
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
@@ -430,20 +432,18 @@ class DST:
         self._calls = 0 if self.steps != self._steps_at_call else self._calls + 1
         self._steps_at_call = self.steps
         if self._calls == _IDLE_CALLS and not is_capturing():
-            warnings.warn(
-                f"{type(self).__name__}: step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper "
-                "the optimiser that trains the model, or count_step() where a CUDA graph is replayed.",
+            self._notices.say(
+                "idle",
+                f"step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper the optimiser that trains "
+                "the model, or count_step() where a CUDA graph is replayed.",
                 stacklevel=3,
             )
 
     def _announce_unused(self, name: str) -> None:
-        if name in self._warned:
-            return
-        self._warned.add(name)
-        warnings.warn(
-            f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
-            "it keeps its connections. If that step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to "
-            "dst.count_step().",
+        self._notices.say(
+            f"unused '{name}'",
+            f"layer '{name}' took no part in the step before an update, so there is no gradient to grow by and it keeps its connections. If that "
+            "step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to dst.count_step().",
             stacklevel=9,
         )
 
