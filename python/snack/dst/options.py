@@ -25,17 +25,18 @@ NAMES = (
 STATE_VERSION = 2
 
 
-def resolve_aliases(who: str, aliases: dict[str, object], **given: object) -> dict[str, object]:
-    """drop_fraction and every, where papers' names stand in for ours; SnackError on any other name."""
+def resolve_aliases(who: str, names: tuple[str, ...], aliases: dict[str, object], **given: object) -> dict[str, object]:
+    """drop_fraction and every, where papers' names stand in for ours; SnackError on any other name. names: the method's options."""
     for alias, value in aliases.items():
         name = ALIASES.get(alias)
-        require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(NAMES)}.")
+        require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(names)}.")
         require(given[name] is None, f"{who}: {alias} is another name of {name}; give one of them once.")
         given[name] = value
     return given
 
 
-def _whole(who: str, name: str, value: object, least: int) -> int:
+def check_whole(who: str, name: str, value: object, least: int) -> int:
+    """A whole number of at least `least`."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(is_whole and value >= least, f"{who}: {name}={value!r} must be a whole number of at least {least}.")
     return int(value)
@@ -43,7 +44,7 @@ def _whole(who: str, name: str, value: object, least: int) -> int:
 
 def check_times(who: str, every: object, start: object, t_end: object) -> tuple[int, int, int | None]:
     """every >= 1, start >= 0, and t_end None or a number not below start (0.75 * total is rounded down)."""
-    every, start = _whole(who, "every", every, 1), _whole(who, "start", start, 0)
+    every, start = check_whole(who, "every", every, 1), check_whole(who, "start", start, 0)
     if t_end is None:
         return every, start, None
     is_number = isinstance(t_end, Real) and not isinstance(t_end, bool) and math.isfinite(t_end)
@@ -63,7 +64,7 @@ def check_schedule(who: str, schedule: object, t_end: int | None) -> None:
 
 def check_seed(who: str, seed: object) -> int:
     """A whole number >= 0."""
-    return _whole(who, "seed", seed, 0)
+    return check_whole(who, "seed", seed, 0)
 
 
 def check_grow_init(who: str, grow_init: object) -> object:
@@ -179,8 +180,8 @@ def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
         schedule = schedules.from_state(state["schedule"], who)
     check_schedule(who, schedule, t_end)
     return {
-        "steps": _whole(who, "steps", state["steps"], 0),
-        "updates": _whole(who, "updates", state["updates"], 0),
+        "steps": check_whole(who, "steps", state["steps"], 0),
+        "updates": check_whole(who, "updates", state["updates"], 0),
         "seed": check_seed(who, state["seed"]),
         "every": every,
         "start": start,

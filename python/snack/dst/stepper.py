@@ -87,6 +87,7 @@ class DST:
     default_redistribute: object = None
     default_track = False
     moves = True
+    option_names = options.NAMES
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class DST:
         **aliases: object,
     ):
         who = type(self).__name__
-        given = options.resolve_aliases(who, aliases, drop_fraction=drop_fraction, every=every)
+        given = options.resolve_aliases(who, self.option_names, aliases, drop_fraction=drop_fraction, every=every)
         drop_fraction = self.default_fraction if given["drop_fraction"] is None else given["drop_fraction"]
         every = self.default_every if given["every"] is None else given["every"]
         if self.moves:
