@@ -408,6 +408,23 @@ def test_overlap_and_exploration_by_brute_force(kind, options):
     assert 0.3 < record.explored["0"] <= 1.0
 
 
+def test_static_tracks_that_nothing_moves(tmp_path):
+    """A record wherever another method would move connections, so that it is drawn and logged beside the others."""
+    layer = SparseLinear(15, 8, sparsity=0.8, dtype=torch.float64)
+    stepper = dst.Static(layer, sgd(layer), every=2, start=3, t_end=9, track=True, drop_fraction=0.3)
+    before = snapshot(layer)
+    advance(stepper, [layer], 10)
+    assert torch.equal(layer.rows, before["rows"]) and torch.equal(layer.cols, before["cols"])
+    assert [u.step for u in stepper.history] == [4, 6, 8] and stepper.updates == 3
+    for update in stepper.history:
+        assert update.dropped == update.grown == update.fraction == 0 and update.nnz == {"": 24}
+        assert update.overlap == {"": 1.0} and update.explored == {"": pytest.approx(0.2)}
+    other = dst.Static(layer, stepper.optimizer, every=2, start=3, t_end=9, track=True)
+    snack.save_training(tmp_path / "a.safetensors", layer, stepper.optimizer, stepper)
+    snack.load_training(tmp_path / "a.safetensors", layer, stepper.optimizer, other)
+    assert [u.as_dict() for u in other.history] == [u.as_dict() for u in stepper.history]
+
+
 def test_a_record_is_plain_numbers():
     layers = nn.ModuleList([SparseLinear(15, 8, sparsity=0.8), SparseLinear(8, 6, sparsity=0.0)]).double()
     stepper = dst.SET(layers, sgd(layers), every=1)

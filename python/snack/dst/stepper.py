@@ -185,7 +185,7 @@ class DST:
 
     def is_update(self, step: int) -> bool:
         """Whether optimiser step number `step` (1, 2, ...) is followed by an update."""
-        return self.moves and step > 0 and step % self.every == 0 and step >= self.start and (self.t_end is None or step < self.t_end)
+        return self._is_time(step)
 
     @property
     def armed(self) -> bool:
@@ -241,9 +241,10 @@ class DST:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue where `state` was taken; its schedule replaces this one's, unless it was a function of yours.
+        """Continue where `state` was taken. Its schedule replaces this one's, a function of yours too; where it was itself a function, which no
+        state can hold, this stepper must have been given one, and keeps it.
 
-        Raises: SnackError when it is not the state of the same method; nothing is changed then.
+        Raises: SnackError when it is not the state of the same method, or its function is missing; nothing is changed then.
         """
         for name, value in self._read_state(state).items():
             setattr(self, name, value)
@@ -255,6 +256,9 @@ class DST:
         return options.read_state(type(self).__name__, state, self.schedule)
 
     # ---- the schedule ----
+
+    def _is_time(self, step: int) -> bool:
+        return step > 0 and step % self.every == 0 and step >= self.start and (self.t_end is None or step < self.t_end)
 
     def _fraction(self, step: int) -> float:
         return check_fraction(self.schedule(step, self.t_end), f"{type(self).__name__} schedule")
