@@ -264,6 +264,24 @@ def test_state_with_a_schedule_of_the_user():
     assert stepper.steps == 5 and stepper.schedule(1, None) == 0.1
 
 
+def test_a_state_with_a_schedule_of_the_user_needs_one():
+    model = build()
+    state = dst.SET(model, sgd(model), drop_fraction=lambda step, t_end: 0.1).state_dict()
+    stepper = dst.SET(model, sgd(model), every=7)
+    good = stepper.state_dict()
+    with pytest.raises(SnackError, match=r"SET: the state was saved with a function of yours .* this stepper has Constant\(fraction=0.3\); give it"):
+        stepper.load_state_dict(state)
+    assert stepper.state_dict() == good
+
+
+def test_a_saved_schedule_replaces_a_function():
+    """As it replaces every other: a run continues as it began."""
+    model = build()
+    stepper = dst.SET(model, sgd(model), drop_fraction=lambda step, t_end: 0.1)
+    stepper.load_state_dict(dst.SET(model, sgd(model), drop_fraction=0.4).state_dict())
+    assert stepper.schedule == dst.Constant(0.4)
+
+
 def test_a_state_function_is_heard_before_any_layer_changes():
     model = build()
     optimizer = torch.optim.Adam(model.parameters())

@@ -165,7 +165,7 @@ def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterabl
 
 
 def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
-    """The attributes a state dict sets, checked. `schedule` stays where the file's was a function."""
+    """The attributes a state dict sets, checked. schedule: the present one, which stays where the state's was a function and it is one, too."""
     require(isinstance(state, dict), f"{who}: the state is a {type(state).__name__}, expected what state_dict() returned.")
     needed = ("version", "method", "steps", "updates", "seed", "every", "start", "t_end", "schedule")
     missing = [key for key in needed if key not in state]
@@ -176,6 +176,11 @@ def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
     )
     require(state["method"] == who, f"{who}: the state is of {state['method']}; continue with the method it was saved from.")
     every, start, t_end = check_times(who, state["every"], state["start"], state["t_end"])
+    require(
+        state["schedule"] is not None or schedules.to_state(schedule) is None,
+        f"{who}: the state was saved with a function of yours as drop_fraction, which no state can hold, and this stepper has {schedule!r}; "
+        "give it that function.",
+    )
     if state["schedule"] is not None:
         schedule = schedules.from_state(state["schedule"], who)
     check_schedule(who, schedule, t_end)
