@@ -17,6 +17,7 @@ the next one.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,14 +60,24 @@ class _Hook:
 
 
 class Saved:
-    """What a recorder had collected, without the recorder: of a training that was saved, or a copy out of a captured step."""
+    """What a recorder had collected, without the recorder: of a training that was saved, or a copy of a step. scale: of the loss then, if known."""
 
-    def __init__(self, pair: tuple[Tensor, Tensor] | None):
-        self._pair = pair
+    def __init__(self, pair: tuple[Tensor, Tensor] | None, scale: Tensor | None = None):
+        self._pair, self.scale = pair, scale
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """As `Recorder.operands`."""
         return self._pair
+
+
+def alike(recorded: Sequence[Saved | Recorder | None]) -> list[tuple[Tensor, Tensor] | None]:
+    """x and dY of the steps in which a layer was used, dY at the smallest of their loss scales: so all weigh alike, and none overflows."""
+    pairs = [None if step is None else step.operands() for step in recorded]
+    scales = [step.scale for step, pair in zip(recorded, pairs) if pair is not None]
+    if len(scales) < 2 or any(scale is None for scale in scales):
+        return pairs
+    least = torch.stack(scales).amin()
+    return [pair and type(pair)((pair[0], pair[1] * (least / step.scale))) for step, pair in zip(recorded, pairs)]
 
 
 class _Recorders(list):
@@ -83,6 +94,8 @@ class _Recorders(list):
 
 class Recorder:
     """Collects the (x, dY) of `layer` from its creation until `remove()`."""
+
+    scale = None  # of the loss: of no matter within a step
 
     def __init__(self, layer: SparseLinear):
         self.layer = layer
@@ -198,7 +211,12 @@ class Recording:
         for recorder in self._recorders.values():
             recorder.remove()
 
-    def snapshot(self) -> dict[SparseLinear, Saved]:
-        """Copies of the x and dY of every layer, as they are now."""
+    def snapshot(self, scaler: torch.amp.GradScaler | None = None) -> dict[SparseLinear, Saved]:
+        """Copies of the x and dY of every layer, as they are now. scaler: what the loss was scaled by."""
         found = {layer: recorder.operands() for layer, recorder in self._recorders.items()}
-        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone())) for layer, pair in found.items()}
+        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone()), _scale(scaler, layer)) for layer, pair in found.items()}
+
+
+def _scale(scaler: torch.amp.GradScaler | None, layer: SparseLinear) -> Tensor | None:
+    """The scale in force, on the layer's device and without waiting for it, as get_scale() would."""
+    return None if scaler is None else scaler.scale(torch.ones((), device=layer.index.device))

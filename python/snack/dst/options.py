@@ -19,7 +19,7 @@ from .scope import SCOPES, WEIGHTS, Job
 ALIASES = {"zeta": "drop_fraction", "alpha": "drop_fraction", "delta_t": "every"}
 NAMES = (
     "drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates", "scope", "redistribute", "state", "track",
-    "on_resize", "group",
+    "on_resize", "group", "scaler",
 )
 
 STATE_VERSION = 2
@@ -122,6 +122,13 @@ def check_group(who: str, group: object) -> object:
     is_group = dist.is_available() and isinstance(group, dist.ProcessGroup)
     require(is_group, f"{who}: group={group!r} must be a torch.distributed.ProcessGroup, such as torch.distributed.group.WORLD.")
     return group if dist.get_world_size(group) > 1 else None
+
+
+def check_scaler(who: str, scaler: object) -> torch.amp.GradScaler | None:
+    """A gradient scaler, or None."""
+    is_scaler = scaler is None or isinstance(scaler, torch.amp.GradScaler)
+    require(is_scaler, f"{who}: scaler={scaler!r} must be the torch.amp.GradScaler of the training.")
+    return scaler
 
 
 def check_model(who: str, model: object, optimizer: object) -> None:

@@ -23,7 +23,7 @@ from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
 from .answers import naming
-from .capture import Recorder, Recording, is_capturing
+from .capture import Recorder, Recording, alike, is_capturing
 from .followers import Follower
 from .history import Update, settle
 from .notices import Notices
@@ -70,6 +70,8 @@ class DST:
             the sizes of parameters (captured graphs; DistributedDataParallel makes its buckets anew by itself).
         group: the processes that train this model together, where they average its gradients themselves. Found where it is wrapped in
             DistributedDataParallel or sharded by fully_shard; then every rank must call `step()`, see `snack.dst.processes`.
+        scaler: the torch.amp.GradScaler of the training, for methods that record several steps (SNFS): those weigh by the scale they had. It may
+            be put into the attribute later.
         Names used in papers are understood too: zeta and alpha for drop_fraction, delta_t for every.
 
     Attributes:
@@ -109,6 +111,7 @@ class DST:
         track: bool | None = None,
         on_resize: Callable[[], object] | None = None,
         group: object = None,
+        scaler: torch.amp.GradScaler | None = None,
         **aliases: object,
     ):
         who = type(self).__name__
@@ -130,6 +133,7 @@ class DST:
         self._state = options.check_state_policy(who, state)
         self._on_resize = options.check_on_resize(who, on_resize)
         self._group = options.check_group(who, group)
+        self.scaler = options.check_scaler(who, scaler)
         self.model, self.optimizer = model, optimizer
         options.check_model(who, model, optimizer)
         options.check_optimizer(who, optimizer, self._trained())
@@ -284,7 +288,7 @@ class DST:
         if self._armed:
             if recording is None and self._window() > 1:
                 recording = Recording(dict(self._armed))  # the next step may fill the same input buffer
-            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot())
+            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot(self.scaler))
             del self._recorded[self._window() :]
         if self.is_update(self.steps):
             self._due = (self.steps, list(self._recorded))
@@ -348,9 +352,11 @@ class DST:
         for name, _, layer in self._trained() if self._window() else ():
             try:
                 if self._takes_part(layer, self._drops(name, layer, step, fraction)):
-                    found[name] = [r[layer].operands() if layer in r else None for r in recorded]
+                    found[name] = alike([step.get(layer) for step in recorded])
             except SnackError as error:
                 raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+        if self._window() > 1 and self.scaler is None:
+            self._announce_scaling(found)
         return found
 
     def _choose(self, step: int, fraction: float, pairs: dict[str, list[Pair | None]]) -> list[Job | Exchange]:
@@ -442,6 +448,16 @@ class DST:
                 f"step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper the optimiser that trains "
                 "the model, or count_step() where a CUDA graph is replayed.",
                 stacklevel=3,
+            )
+
+    def _announce_scaling(self, pairs: dict[str, list[Pair | None]]) -> None:
+        """Gradients in float16 are usually scaled."""
+        if any(pair is not None and pair[1].dtype == torch.float16 for steps in pairs.values() for pair in steps):
+            self._notices.say(
+                "scaling",
+                "gradients of several steps are recorded, in float16, and no scaler= was given: where a GradScaler changes its scale between these "
+                "steps, they weigh as they were scaled; give scaler=, or one with enabled=False where there is none.",
+                stacklevel=7,
             )
 
     def _announce_unused(self, name: str) -> None:
