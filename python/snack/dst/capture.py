@@ -104,8 +104,8 @@ class Recorder:
         self._gradient: weakref.ref | None = None  # values.grad after the newest pair, and its version
         self._version = -1
         self._values = layer.values  # while the model computes, fully_shard puts gathered values in their place
-        self._gathered = layer.values
         self._is_sharded = is_sharded(self._values)
+        self._is_reduced = False  # gradients of sharded values were exchanged since the newest pair
         self._is_captured = False  # the pairs are tensors of a CUDA graph
         self._has_graph: int | None = None  # a backward pass with create_graph=True
         self._is_second_order = False  # another one came after it, which may have differentiated it
@@ -131,7 +131,6 @@ class Recorder:
             return
         x = x.detach()
         version = x._version
-        self._gathered = self.layer.values
         y.register_hook(lambda dy: self._remember(x, version, dy.detach()))
 
     def _remember_compiled(self, x: Tensor, dy: Tensor) -> None:
@@ -148,8 +147,10 @@ class Recorder:
             self._has_graph = task
         # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
         (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy))
+        self._is_reduced = False
 
     def _after_accumulation(self, values: Tensor) -> None:
+        self._is_reduced = True  # fully_shard calls hooks of a parameter then
         task = torch._C._current_graph_task_id()
         self._is_second_order |= self._has_graph not in (None, task)
         self._pairs += self._open.pop(task, [])
@@ -161,8 +162,8 @@ class Recorder:
         if is_capturing():  # no look at the gradient then: one captured step is taken for one gradient
             was_captured, self._is_captured = self._is_captured, True
             return not was_captured
-        if self._is_sharded:  # before gradients are exchanged they are those of the gathered values
-            return self._values.grad is None and self._gathered.grad is None
+        if self._is_sharded:  # what is not exchanged yet waits where zero_grad does not come
+            return self._is_reduced and self._values.grad is None
         gradient = self.layer.values.grad
         if gradient is None or self._gradient is None:
             return True
