@@ -264,6 +264,24 @@ def test_state_with_a_schedule_of_the_user():
     assert stepper.steps == 5 and stepper.schedule(1, None) == 0.1
 
 
+def test_a_state_with_a_schedule_of_the_user_needs_one():
+    model = build()
+    state = dst.SET(model, sgd(model), drop_fraction=lambda step, t_end: 0.1).state_dict()
+    stepper = dst.SET(model, sgd(model), every=7)
+    good = stepper.state_dict()
+    with pytest.raises(SnackError, match=r"SET: the state was saved with a function of yours .* this stepper has Constant\(fraction=0.3\); give it"):
+        stepper.load_state_dict(state)
+    assert stepper.state_dict() == good
+
+
+def test_a_saved_schedule_replaces_a_function():
+    """As it replaces every other: a run continues as it began."""
+    model = build()
+    stepper = dst.SET(model, sgd(model), drop_fraction=lambda step, t_end: 0.1)
+    stepper.load_state_dict(dst.SET(model, sgd(model), drop_fraction=0.4).state_dict())
+    assert stepper.schedule == dst.Constant(0.4)
+
+
 def test_a_state_function_is_heard_before_any_layer_changes():
     model = build()
     optimizer = torch.optim.Adam(model.parameters())
@@ -343,6 +361,28 @@ def test_a_stepper_on_an_optimiser_that_nobody_steps_says_so_once():
             used.step()
             stepper.step()
     assert len(said) == 1 and stepper.steps == 0
+
+
+@pytest.mark.parametrize("method", [dst.SET, dst.MEST, dst.GMP])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_diverged_run_is_told_once(method, number):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    stepper = method(model, optimizer, every=1, t_end=9)
+    with torch.no_grad():
+        model[2].values[3] = number
+
+    def run():
+        optimizer.zero_grad(set_to_none=False)
+        for layer in (model[0], model[2]):
+            layer.values.grad = torch.zeros_like(layer.values)
+        optimizer.step()
+        stepper.step()
+
+    with pytest.warns(UserWarning, match=f"{method.__name__}: after the update at step 1 layer '2' has weights that are NaN or infinite") as said:
+        for _ in range(3):
+            run()
+    assert stepper.updates == 3 and len(said) == 1
 
 
 def test_mest_leaves_a_layer_alone_that_took_no_part_and_complains_where_all_gradients_are_gone():

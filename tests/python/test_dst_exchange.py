@@ -1,10 +1,13 @@
 """An update as one operation in place gives what lists of slots and positions give, bit for bit; the processor has both."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import snack
+from snack.dst import history
 from snack.dst import stepper as stepping
 from snack.nn import SparseLinear
 
@@ -88,3 +91,41 @@ def test_a_backward_pass_prepared_before_an_exchange_fails():
     layer.exchange(k=3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_numbers_of_old_updates_are_fetched_though_nobody_looks(monkeypatch):
+    """Those of the last `MOST_PENDING` updates at most stay where the layers are."""
+    monkeypatch.setattr(stepping, "_is_on_card", lambda layer: True)
+    layer = SparseLinear(40, 30, sparsity=0.8)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    dst = snack.SET(layer, optimizer, every=1)
+    pending = []
+    for _ in range(2 * history.MOST_PENDING + 1):
+        layer(torch.randn(2, 40)).square().sum().backward()
+        optimizer.step()
+        dst.step()
+        pending.append(sum(update.is_pending for update in dst.history))
+    assert max(pending) == history.MOST_PENDING - 1 and pending[history.MOST_PENDING - 1] == 0 and pending[-1] == 1
+    assert all(0 < update.dropped == update.grown <= 0.3 * layer.nnz for update in dst.history) and not dst.history[-1].is_pending
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_diverged_run_is_told_where_numbers_are_read(looks, monkeypatch):
+    monkeypatch.setattr(stepping, "_is_on_card", lambda layer: True)
+    layer = SparseLinear(40, 30, sparsity=0.8)
+    optimizer = torch.optim.SGD(layer.parameters(), torch.nan)
+    dst = snack.SET(layer, optimizer, every=1)
+
+    def run(steps):
+        for _ in range(steps):
+            layer(torch.randn(2, 40)).square().sum().backward()
+            optimizer.step()
+            dst.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(history.MOST_PENDING - 1)
+    with pytest.warns(UserWarning, match="SET: after the update at step 1 layer '' has weights that are NaN") as said:
+        run(0 if looks else 1)  # the 64th fetches
+        assert all(update.dropped for update in dst.history)
+    assert len(said) == 1

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -92,7 +93,9 @@ def test_gmp_ends_at_the_sparsity_whatever_the_steps(every, start, t_end, steps)
 
 def test_gmp_prunes_a_sparse_network_further_and_never_grows_it():
     layers = nn.ModuleList([SparseLinear(20, 10, sparsity=0.5, dtype=torch.float64), SparseLinear(20, 10, sparsity=0.95, dtype=torch.float64)])
-    stepper = dst.GMP(layers, sgd(layers), sparsity=0.9, every=2, t_end=6)
+    with pytest.warns(UserWarning, match="GMP: the sparsity is above 0.9 already, of '1' \\(0.95\\), so nothing will be dropped there") as said:
+        stepper = dst.GMP(layers, sgd(layers), sparsity=0.9, every=2, t_end=6)
+    assert len(said) == 1
     advance(stepper, layers, 6)
     assert [layer.nnz for layer in layers] == [20, 10]  # the second was sparser already
     assert [u.layers["1"] for u in stepper.history] == [0, 0, 0]
@@ -137,8 +140,97 @@ def test_gmp_says_what_storing_costs():
 
 
 @pytest.mark.parametrize(
+    ("scope", "sparsities", "words"),
+    [
+        ("layer", (0.9, 0.95), "the sparsity is 0.9 or more already, of '0' (0.9), '1' (0.95), so nothing will be dropped at all"),
+        ("layer", (0.5, 0.9), None),
+        ("global", (0.92, 0.9), "of all layers together (0.91), so nothing will be dropped at all"),
+        ("global", (0.5, 0.95), None),
+    ],
+)
+def test_gmp_says_that_nothing_will_be_dropped(scope, sparsities, words):
+    layers = nn.ModuleList([SparseLinear(20, 10, sparsity=sparsity) for sparsity in sparsities])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        dst.GMP(layers, sgd(layers), sparsity=0.9, t_end=1000, scope=scope)
+    assert len(said) == (words is not None) and all(words in str(warning.message) for warning in said)
+
+
+@pytest.mark.filterwarnings("ignore:GMP. .* begin more than half full")
+@pytest.mark.parametrize(("built", "loaded"), [(0.0, 0.5), (0.5, 0.0)])
+def test_gmp_begins_at_the_sparsity_of_a_model_loaded_before_its_first_update(built, loaded):
+    """From where the model is then: an eighth of the way is left after half of the time."""
+    layer = SparseLinear(20, 10, sparsity=built, dtype=torch.float64)
+    stepper = dst.GMP(layer, sgd(layer), sparsity=0.9, every=1, t_end=4)
+    layer.load_state_dict(SparseLinear(20, 10, sparsity=loaded, dtype=torch.float64).state_dict())
+    assert stepper.state_dict()["initial"] == {"": layer.nnz}
+    record = advance(stepper, [layer], 2)
+    assert record.fraction == pytest.approx(0.9 - (0.9 - loaded) / 8) and layer.nnz == round((1 - record.fraction) * 200)
+    advance(stepper, [layer], 2)
+    assert layer.nnz == 20
+
+
+def pruning(goal=0.9):
+    layer = SparseLinear(20, 10, sparsity=0.0, dtype=torch.float64)
+    return layer, dst.GMP(layer, sgd(layer), sparsity=goal, every=1, t_end=4)
+
+
+@pytest.mark.filterwarnings("ignore:GMP. .* begin more than half full")
+@pytest.mark.parametrize("model_first", [True, False])
+def test_gmp_continues_from_a_checkpoint_to_its_sparsity(model_first):
+    layer, stepper = pruning()
+    advance(stepper, [layer], 2)
+    model, state = layer.state_dict(), json.loads(json.dumps(stepper.state_dict()))
+    rest = [advance(stepper, [layer]).nnz[""] for _ in range(2)]
+    layer, stepper = pruning(goal=0.8)
+    if model_first:
+        layer.load_state_dict(model)
+    stepper.load_state_dict(state)
+    if not model_first:
+        layer.load_state_dict(model)
+    assert [advance(stepper, [layer]).nnz[""] for _ in range(2)] == rest and stepper.sparsity == 0.9 and layer.nnz == 20
+
+
+@pytest.mark.filterwarnings("ignore:GMP. .* begin more than half full")
+def test_gmp_refuses_to_continue_in_a_model_that_was_not_loaded():
+    """It would drop all at once what the model has too many of."""
+    layer, stepper = pruning()
+    advance(stepper, [layer], 2)
+    then, state = layer.nnz, stepper.state_dict()
+    layer, stepper = pruning()
+    stepper.load_state_dict(state)
+    before = snapshot(layer)
+    words = [f"GMP: layer '' has 200 connections and had {then} when the stepper's state was saved", "load the model's state"]
+    for _ in range(2):  # it does not give in
+        fails(words, advance, stepper, [layer])
+    assert layer.nnz == 200 and torch.equal(before["values"], layer.values) and stepper.updates == 2 and not stepper.history
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"initial": {"": 201}}, ["of another model", "layer '' had 201 connections, and it has 200 positions"]),
+        ({"initial": {"": -1}}, ["initial of layer ''=-1 must be a whole number"]),
+        ({"initial": {"0": 100}}, ["of another model: its layers are 0"]),
+        ({"initial": None}, ["of another model"]),
+        ({"connections": {"": "many"}}, ["connections of layer ''='many' must be a whole number"]),
+        ({"t_end": None}, ["no t_end"]),
+        ({"sparsity": 1.5}, ["sparsity", "1.5"]),
+    ],
+)
+def test_gmp_refuses_states_of_other_models(change, words):
+    layer = SparseLinear(20, 10, sparsity=0.6)
+    stepper = dst.GMP(layer, sgd(layer), sparsity=0.9, t_end=1000)
+    state = stepper.state_dict()
+    fails(["GMP", *words], stepper.load_state_dict, state | change)
+    assert stepper.state_dict() == state
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"frequency": 3}, ["option 'frequency' is unknown; the options are sparsity, drop, every, start, t_end, seed, scope, track, on_resize"]),
+        ({"state": "mean"}, ["state has no meaning, as nothing grows"]),
         ({"t_end": None}, ["t_end is missing"]),
         ({"t_end": 0}, ["t_end=0 must lie after start=0"]),
         ({"start": 50, "t_end": 40}, ["t_end=40 lies before start=50"]),
@@ -314,6 +406,23 @@ def test_overlap_and_exploration_by_brute_force(kind, options):
             for layer in layers:
                 layer.values.copy_(torch.randn(layer.nnz))
     assert 0.3 < record.explored["0"] <= 1.0
+
+
+def test_static_tracks_that_nothing_moves(tmp_path):
+    """A record wherever another method would move connections, so that it is drawn and logged beside the others."""
+    layer = SparseLinear(15, 8, sparsity=0.8, dtype=torch.float64)
+    stepper = dst.Static(layer, sgd(layer), every=2, start=3, t_end=9, track=True, drop_fraction=0.3)
+    before = snapshot(layer)
+    advance(stepper, [layer], 10)
+    assert torch.equal(layer.rows, before["rows"]) and torch.equal(layer.cols, before["cols"])
+    assert [u.step for u in stepper.history] == [4, 6, 8] and stepper.updates == 3
+    for update in stepper.history:
+        assert update.dropped == update.grown == update.fraction == 0 and update.nnz == {"": 24}
+        assert update.overlap == {"": 1.0} and update.explored == {"": pytest.approx(0.2)}
+    other = dst.Static(layer, stepper.optimizer, every=2, start=3, t_end=9, track=True)
+    snack.save_training(tmp_path / "a.safetensors", layer, stepper.optimizer, stepper)
+    snack.load_training(tmp_path / "a.safetensors", layer, stepper.optimizer, other)
+    assert [u.as_dict() for u in other.history] == [u.as_dict() for u in stepper.history]
 
 
 def test_a_record_is_plain_numbers():

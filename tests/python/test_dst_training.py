@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import snack
 from snack import dst
+from snack.dst import capture, processes
 from snack.errors import SnackError
 from snack.nn import SparseLinear
 
@@ -76,6 +77,84 @@ def test_steps_that_the_scaler_skips_neither_count_nor_edit(method, options, mak
     for a, b in zip(layers_of(run(True)), layers_of(run(False))):
         assert a.pattern.equals(b.pattern)
         torch.testing.assert_close(a.values, b.values, rtol=1e-4, atol=1e-6)
+
+
+class Scaled:
+    """SNFS with a loss that a scaler, told to the stepper or not, scales by powers of two; in float64 that changes no bit of a gradient."""
+
+    def __init__(self, scaler=None, is_told=True):
+        self.model = build(torch.float64)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+        told = {"scaler": scaler} if is_told else {}
+        rule = dst.MomentumGrowth(window=4, decay=0.9)
+        self.stepper = dst.SNFS(self.model, self.optimizer, every=5, t_end=100, grow=rule, **told)
+
+    def run(self, data, bad=()):
+        for number, (x, y) in enumerate(data):
+            for factor in (torch.inf, 1.0) if number in bad else (1.0,):
+                self.optimizer.zero_grad()
+                self.scaler.scale(F.cross_entropy(self.model(x), y) * factor).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.stepper.step()
+        return self
+
+    def equals(self, other):
+        return all(torch.equal(a, b) for a, b in zip(self.model.state_dict().values(), other.model.state_dict().values()))
+
+
+def growing_scaler():
+    """Eight times as much after every second step, a thousandth after a bad one."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_factor=8.0, backoff_factor=2.0**-10, growth_interval=2)
+
+
+@pytest.mark.parametrize("bad", [(), (3, 7)])
+def test_recorded_steps_weigh_alike_where_the_scale_changes(bad):
+    data = batches(20, torch.float64)
+    plain = Scaled().run(data)
+    assert plain.stepper.updates == 4
+    assert Scaled(growing_scaler()).run(data, bad).equals(plain)
+    assert not Scaled(growing_scaler(), is_told=False).run(data, bad).equals(plain)
+
+
+def test_recorded_steps_weigh_alike_after_a_resume_in_their_midst(tmp_path):
+    data, path = batches(20, torch.float64), tmp_path / "a.safetensors"
+    plain, first, second = Scaled().run(data), Scaled(growing_scaler()).run(data[:8]), Scaled(growing_scaler()).run(data[:3])
+    snack.save_training(path, first.model, first.optimizer, first.stepper, scaler=first.scaler)
+    assert len(first.stepper._recorded) == 2
+    snack.load_training(path, second.model, second.optimizer, second.stepper, scaler=second.scaler)
+    assert second.run(data[8:]).equals(plain)
+
+
+def test_recorded_steps_are_brought_to_the_smallest_scale():
+    """Never to a larger one, where 16-bit numbers could overflow; and what is joined of all ranks stays so."""
+    x, dy = torch.ones(1, 2, dtype=torch.float16), torch.full((1, 3), 60000.0, dtype=torch.float16)
+    one, two = (capture.Saved(processes.Joined((x, dy)), torch.tensor(scale)) for scale in (2.0**10, 2.0**16))
+    first, missing, second = capture.alike([one, None, two])
+    assert missing is None and type(first) is type(second) is processes.Joined
+    assert first[1].tolist() == dy.tolist() and second[1].tolist() == (dy / 2**6).tolist() and second[1].dtype == torch.float16
+
+
+@pytest.mark.parametrize("method", [dst.SNFS, dst.RigL])
+def test_steps_in_float16_without_a_scaler_are_told_once(method):
+    """Where several steps are recorded; growth by the gradient of one step does not mind."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    stepper = method(model, optimizer, every=2, t_end=100)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x, y in batches(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                logits = model(x)
+            F.cross_entropy(logits.float(), y).backward()
+            optimizer.step()
+            stepper.step()
+    told = [str(warning.message) for warning in said if "scaler=" in str(warning.message)]
+    assert len(told) == (method is dst.SNFS) and stepper.updates == 3 and all(text.startswith("SNFS: gradients of several steps") for text in told)
+    with pytest.raises(SnackError, match="scaler='amp' must be the torch.amp.GradScaler"):
+        method(model, optimizer, t_end=100, scaler="amp")
 
 
 # ---- autocast and clipping ----

@@ -145,10 +145,10 @@ def test_transformers_trains_as_the_plain_loop(tmp_path, accumulate):
 def test_transformers_does_not_count_skipped_steps(tmp_path):
     body, callback = network(), transformers_callback()
     trainer = hugging_face(tmp_path, callback, Classifier(body), optimizer=new_optimizer(body))
-    trainer.accelerator.scaler = ScalerThatSkips({2, 5})
+    trainer.accelerator.scaler = scaler = ScalerThatSkips({2, 5})
     trainer.train()
     expected, dst = plain_loop(skip={2, 5})
-    assert callback.dst.steps == dst.steps == STEPS - 2
+    assert callback.dst.steps == dst.steps == STEPS - 2 and callback.dst.scaler is scaler
     assert [u.step for u in callback.dst.history] == [u.step for u in dst.history] == [2, 4, 6, 8]
     assert_same(body, expected)
 
@@ -331,7 +331,7 @@ def test_lightning_does_not_count_skipped_steps(tmp_path):
     plugin.scaler, plugin.autocast_context_manager = scaler, lambda: torch.autocast("cpu", enabled=False)
     fit(tmp_path, callback, module(body), plugins=[plugin])
     expected, dst = plain_loop(skip={2, 5})
-    assert scaler.calls == STEPS and callback.dst.steps == dst.steps == STEPS - 2
+    assert scaler.calls == STEPS and callback.dst.steps == dst.steps == STEPS - 2 and callback.dst.scaler is scaler
     assert_same(body, expected)
 
 

@@ -42,10 +42,10 @@ def _train(rank, world):
     return found, described(_accumulated(build(), shard, rank, world))
 
 
-def _accumulated(model, wrap, rank=0, world=1):
-    """AdamW, two micro-batches a step, gradients exchanged after the second alone."""
+def _accumulated(model, wrap, rank=0, world=1, kind=torch.optim.AdamW):
+    """Two micro-batches a step, gradients exchanged after the second alone."""
     model = wrap(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = kind(model.parameters(), lr=0.01)
     stepper = dst.RigL(model, optimizer, every=2, t_end=100)
     for x in data():
         optimizer.zero_grad()
@@ -64,6 +64,39 @@ def test_training_with_sharded_values_equals_one_process():
         for (hashes, numbers), (true_hashes, true_numbers) in [(found[m], expected[m]) for m in expected] + [(its_accumulated, accumulated)]:
             assert hashes == true_hashes
             assert torch.allclose(numbers, true_numbers, rtol=1e-9, atol=1e-11)
+
+
+def _accumulated_in_another_dtype(rank, world):
+    """Gradients of earlier micro-batches then wait in a place of their own."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    return described(_accumulated(build(), lambda model: shard(model, mp_policy=policy), rank, world, torch.optim.SGD))
+
+
+def test_growth_sees_all_micro_batches_whatever_the_dtype_of_their_sum():
+    hashes, numbers = described(_accumulated(build(), lambda model: model, kind=torch.optim.SGD))
+    for found, its_numbers in ranks.run(_accumulated_in_another_dtype):
+        assert found == hashes and torch.allclose(numbers, its_numbers, rtol=1e-4, atol=1e-6)
+
+
+def _cleared(rank, world):
+    """A step that is thrown away, as by a scaler that skips it, leaves no trace in the growth."""
+    hashes = []
+    for is_tried in (False, True):
+        model = shard(build())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        stepper = dst.RigL(model, optimizer, every=1, t_end=100)
+        x = data()[0].chunk(world)[rank]
+        for factor in (100.0, 1.0) if is_tried else (1.0,):
+            optimizer.zero_grad()
+            loss_of(model(x * factor if factor == 1 else x.flip(1) * factor)).backward()
+        optimizer.step()
+        assert stepper.step().dropped > 0
+        hashes.append(described(model)[0])
+    return hashes
+
+
+def test_a_cleared_gradient_of_sharded_values_is_forgotten():
+    assert all(first == second for first, second in ranks.run(_cleared))
 
 
 def _more_ranks_than_connections(rank, world):
@@ -130,6 +163,43 @@ def test_what_cannot_be_done_with_sharded_values_is_told():
         assert "GMP" in gmp and "layer '0'" in gmp and "sharded by fully_shard" in gmp
         assert "SNFS" in snfs and "sharded by fully_shard" in snfs
         assert "rank 1 has other connections in layer '0'" in topology
+
+
+POLICIES = [
+    {"param_dtype": torch.bfloat16},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+    {"reduce_dtype": torch.bfloat16},
+    {"param_dtype": torch.float16, "reduce_dtype": torch.float16},
+]
+
+
+def _with_policies(rank, world):
+    found = []
+    for policy in POLICIES:
+        for method in ("RigL", "MEST"):
+            model = shard(build(torch.float32), mp_policy=MixedPrecisionPolicy(**policy))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            stepper = METHODS[method][0](model, optimizer, every=2, **METHODS[method][1])
+            before = described(model)[0]
+            for x in data()[:4]:
+                optimizer.zero_grad()
+                model(x.chunk(world)[rank].float()).float().square().mean().backward()
+                if stepper.armed:
+                    dtype = policy.get("param_dtype", torch.float32)
+                    assert all(t.dtype == dtype for recorder in stepper._armed.values() for t in recorder.operands())
+                optimizer.step()
+                stepper.step()
+            values = model[0].values
+            assert values.dtype == values.grad.dtype == optimizer.state[values]["momentum_buffer"].dtype == torch.float32
+            found.append(described(model)[0])
+            assert stepper.updates == 2 and stepper.history[-1].dropped > 0 and found[-1] != before
+    return found
+
+
+def test_policies_of_mixed_precision_keep_ranks_equal():
+    """The layer multiplies, and growth scores, in param_dtype; values, gradient and states stay in their own dtype."""
+    first, second = ranks.run(_with_policies)
+    assert first == second
 
 
 def _mesh_of_two_dimensions(rank, world):

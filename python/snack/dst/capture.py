@@ -17,6 +17,7 @@ the next one.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,14 +60,24 @@ class _Hook:
 
 
 class Saved:
-    """What a recorder had collected, without the recorder: of a training that was saved, or a copy out of a captured step."""
+    """What a recorder had collected, without the recorder: of a training that was saved, or a copy of a step. scale: of the loss then, if known."""
 
-    def __init__(self, pair: tuple[Tensor, Tensor] | None):
-        self._pair = pair
+    def __init__(self, pair: tuple[Tensor, Tensor] | None, scale: Tensor | None = None):
+        self._pair, self.scale = pair, scale
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
         """As `Recorder.operands`."""
         return self._pair
+
+
+def alike(recorded: Sequence[Saved | Recorder | None]) -> list[tuple[Tensor, Tensor] | None]:
+    """x and dY of the steps in which a layer was used, dY at the smallest of their loss scales: so all weigh alike, and none overflows."""
+    pairs = [None if step is None else step.operands() for step in recorded]
+    scales = [step.scale for step, pair in zip(recorded, pairs) if pair is not None]
+    if len(scales) < 2 or any(scale is None for scale in scales):
+        return pairs
+    least = torch.stack(scales).amin()
+    return [pair and type(pair)((pair[0], pair[1] * (least / step.scale))) for step, pair in zip(recorded, pairs)]
 
 
 class _Recorders(list):
@@ -84,6 +95,8 @@ class _Recorders(list):
 class Recorder:
     """Collects the (x, dY) of `layer` from its creation until `remove()`."""
 
+    scale = None  # of the loss: of no matter within a step
+
     def __init__(self, layer: SparseLinear):
         self.layer = layer
         self._pairs: list[tuple[Tensor, int, Tensor]] = []  # x, its version, dY
@@ -91,8 +104,8 @@ class Recorder:
         self._gradient: weakref.ref | None = None  # values.grad after the newest pair, and its version
         self._version = -1
         self._values = layer.values  # while the model computes, fully_shard puts gathered values in their place
-        self._gathered = layer.values
         self._is_sharded = is_sharded(self._values)
+        self._is_reduced = False  # gradients of sharded values were exchanged since the newest pair
         self._is_captured = False  # the pairs are tensors of a CUDA graph
         self._has_graph: int | None = None  # a backward pass with create_graph=True
         self._is_second_order = False  # another one came after it, which may have differentiated it
@@ -118,7 +131,6 @@ class Recorder:
             return
         x = x.detach()
         version = x._version
-        self._gathered = self.layer.values
         y.register_hook(lambda dy: self._remember(x, version, dy.detach()))
 
     def _remember_compiled(self, x: Tensor, dy: Tensor) -> None:
@@ -135,8 +147,10 @@ class Recorder:
             self._has_graph = task
         # Gradients of gathered values are not accumulated where a hook could see it: there a use counts at once.
         (self._pairs if self._is_sharded else self._open[task]).append((x, version, dy))
+        self._is_reduced = False
 
     def _after_accumulation(self, values: Tensor) -> None:
+        self._is_reduced = True  # fully_shard calls hooks of a parameter then
         task = torch._C._current_graph_task_id()
         self._is_second_order |= self._has_graph not in (None, task)
         self._pairs += self._open.pop(task, [])
@@ -148,8 +162,8 @@ class Recorder:
         if is_capturing():  # no look at the gradient then: one captured step is taken for one gradient
             was_captured, self._is_captured = self._is_captured, True
             return not was_captured
-        if self._is_sharded:  # before gradients are exchanged they are those of the gathered values
-            return self._values.grad is None and self._gathered.grad is None
+        if self._is_sharded:  # what is not exchanged yet waits where zero_grad does not come
+            return self._is_reduced and self._values.grad is None
         gradient = self.layer.values.grad
         if gradient is None or self._gradient is None:
             return True
@@ -198,7 +212,12 @@ class Recording:
         for recorder in self._recorders.values():
             recorder.remove()
 
-    def snapshot(self) -> dict[SparseLinear, Saved]:
-        """Copies of the x and dY of every layer, as they are now."""
+    def snapshot(self, scaler: torch.amp.GradScaler | None = None) -> dict[SparseLinear, Saved]:
+        """Copies of the x and dY of every layer, as they are now. scaler: what the loss was scaled by."""
         found = {layer: recorder.operands() for layer, recorder in self._recorders.items()}
-        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone())) for layer, pair in found.items()}
+        return {layer: Saved(pair and (pair[0].clone(), pair[1].clone()), _scale(scaler, layer)) for layer, pair in found.items()}
+
+
+def _scale(scaler: torch.amp.GradScaler | None, layer: SparseLinear) -> Tensor | None:
+    """The scale in force, on the layer's device and without waiting for it, as get_scale() would."""
+    return None if scaler is None else scaler.scale(torch.ones((), device=layer.index.device))

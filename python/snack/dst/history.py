@@ -1,14 +1,22 @@
 """What updates did: one plain record each.
 
-On a card an update does not wait for its own results: the numbers of connections that moved are read when somebody looks at them.
+On a card an update does not wait for its own results: the numbers of connections that moved are read when somebody looks at them, and
+those of `MOST_PENDING` updates together where nobody does. A diverged training is noticed where numbers are read.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+from ..nn import SparseLinear
+from .notices import Notices
+
+MOST_PENDING = 64
+"""Records whose numbers may still be on a card: the host waits for it once in so many updates, and each takes 1 KiB a layer there."""
 
 
 class Update:
@@ -24,7 +32,7 @@ class Update:
             too; and the part of all positions that ever had a connection (R_s of in-time over-parameterisation, Liu et al. 2021).
     """
 
-    __slots__ = ("step", "number", "fraction", "nnz", "seconds", "overlap", "explored", "_dropped", "_grown", "_who")
+    __slots__ = ("step", "number", "fraction", "nnz", "seconds", "overlap", "explored", "_dropped", "_grown", "_sums", "_notices")
 
     def __init__(
         self,
@@ -37,25 +45,49 @@ class Update:
         seconds: float = 0.0,
         overlap: Mapping[str, float] | None = None,
         explored: Mapping[str, float] | None = None,
-        who: str = "DST",
+        notices: Notices | None = None,
     ):
         self.step, self.number, self.fraction, self.seconds = step, number, fraction, seconds
         self.nnz, self.overlap, self.explored = dict(nnz), overlap, explored
-        self._dropped, self._grown, self._who = dict(dropped), dict(grown), who
+        self._dropped, self._grown = dict(dropped), dict(grown)
+        self._sums: dict[str, Tensor] = {}
+        self._notices = notices or Notices("DST")
+
+    def watch(self, layers: Mapping[str, SparseLinear]) -> None:
+        """Note the sums of the layers' values, which are finite where all of them are; that they are not is told when they are read."""
+        for name, layer in layers.items():
+            values = layer.values.detach()
+            self._sums[name] = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether numbers of it may still be on a card."""
+        return any(isinstance(moved, Tensor) for moved in self._dropped.values())
 
     def _read(self) -> None:
-        """Numbers in place of what a card still held."""
-        for name, moved in self._dropped.items():
-            if not isinstance(moved, Tensor):
-                continue
-            count, error = moved.tolist()
-            self._dropped[name] = self._grown[name] = count
-            if error:
-                warnings.warn(
-                    f"{self._who}: at step {self.step} layer '{name}' kept its connections: too few of its positions have a gradient "
-                    "that is a number; the others are NaN.",
-                    stacklevel=4,
-                )
+        if self.is_pending:
+            fetch([self])
+
+    def _put(self, name: str, count: int, error: int) -> None:
+        """The connections that moved in a layer."""
+        self._dropped[name] = self._grown[name] = count
+        if error:
+            self._notices.say(
+                f"gradient of '{name}' at step {self.step}",
+                f"at step {self.step} layer '{name}' kept its connections: too few of its positions have a gradient that is a number; the others "
+                "are NaN.",
+                stacklevel=5,
+            )
+
+    def _judge(self, name: str, total: float) -> None:
+        """The sum of a layer's values."""
+        if not math.isfinite(total):
+            self._notices.say(
+                "diverged",
+                f"after the update at step {self.step} layer '{name}' has weights that are NaN or infinite, so the training has diverged; later "
+                "updates move connections by weights that mean nothing. Start again from a checkpoint, with a smaller learning rate.",
+                stacklevel=6,
+            )
 
     @property
     def layers(self) -> dict[str, int]:
@@ -92,3 +124,35 @@ class Update:
 
     def __repr__(self) -> str:
         return f"Update(step={self.step}, number={self.number}, fraction={self.fraction:.4g}, dropped={self.dropped}, grown={self.grown})"
+
+
+def fetch(records: Iterable[Update]) -> None:
+    """Plain numbers in place of what cards still hold of these records, in one copy for all."""
+    records = list(records)
+    moved = [(record, name, numbers) for record in records for name, numbers in record._dropped.items() if isinstance(numbers, Tensor)]
+    sums = [(record, name, total) for record in records for name, total in record._sums.items()]
+    for (record, name, _), (count, error) in zip(moved, _numbers([numbers for *_, numbers in moved])):
+        record._put(name, count, error)
+    for record in records:
+        record._sums.clear()
+    for (record, name, _), total in zip(sums, _numbers([total for *_, total in sums])):
+        record._judge(name, total)
+
+
+def settle(history: Sequence[Update]) -> None:
+    """To be called when a record was appended: fetches what costs no waiting, and what too many records keep on a card."""
+    if len(history) % MOST_PENDING == 0:
+        fetch(history[-MOST_PENDING:])
+    elif not history[-1].is_pending:
+        fetch(history[-1:])
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list:
+    """Small tensors as numbers: one copy for each device and dtype."""
+    found: list = [None] * len(tensors)
+    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
+    for kind in dict.fromkeys(kinds):
+        places = [i for i, other in enumerate(kinds) if other == kind]
+        for i, numbers in zip(places, torch.stack([tensors[i] for i in places]).tolist()):
+            found[i] = numbers
+    return found

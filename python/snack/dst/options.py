@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 
 from ..errors import SnackError, require
 from ..nn import SparseLinear
@@ -19,23 +19,24 @@ from .scope import SCOPES, WEIGHTS, Job
 ALIASES = {"zeta": "drop_fraction", "alpha": "drop_fraction", "delta_t": "every"}
 NAMES = (
     "drop", "grow", "drop_fraction", "every", "start", "t_end", "seed", "grow_init", "candidates", "scope", "redistribute", "state", "track",
-    "on_resize", "group",
+    "on_resize", "group", "scaler",
 )
 
 STATE_VERSION = 2
 
 
-def resolve_aliases(who: str, aliases: dict[str, object], **given: object) -> dict[str, object]:
-    """drop_fraction and every, where papers' names stand in for ours; SnackError on any other name."""
+def resolve_aliases(who: str, names: tuple[str, ...], aliases: dict[str, object], **given: object) -> dict[str, object]:
+    """drop_fraction and every, where papers' names stand in for ours; SnackError on any other name. names: the method's options."""
     for alias, value in aliases.items():
         name = ALIASES.get(alias)
-        require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(NAMES)}.")
+        require(name is not None, f"{who}: option {alias!r} is unknown; the options are {', '.join(names)}.")
         require(given[name] is None, f"{who}: {alias} is another name of {name}; give one of them once.")
         given[name] = value
     return given
 
 
-def _whole(who: str, name: str, value: object, least: int) -> int:
+def check_whole(who: str, name: str, value: object, least: int) -> int:
+    """A whole number of at least `least`."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(is_whole and value >= least, f"{who}: {name}={value!r} must be a whole number of at least {least}.")
     return int(value)
@@ -43,7 +44,7 @@ def _whole(who: str, name: str, value: object, least: int) -> int:
 
 def check_times(who: str, every: object, start: object, t_end: object) -> tuple[int, int, int | None]:
     """every >= 1, start >= 0, and t_end None or a number not below start (0.75 * total is rounded down)."""
-    every, start = _whole(who, "every", every, 1), _whole(who, "start", start, 0)
+    every, start = check_whole(who, "every", every, 1), check_whole(who, "start", start, 0)
     if t_end is None:
         return every, start, None
     is_number = isinstance(t_end, Real) and not isinstance(t_end, bool) and math.isfinite(t_end)
@@ -63,7 +64,7 @@ def check_schedule(who: str, schedule: object, t_end: int | None) -> None:
 
 def check_seed(who: str, seed: object) -> int:
     """A whole number >= 0."""
-    return _whole(who, "seed", seed, 0)
+    return check_whole(who, "seed", seed, 0)
 
 
 def check_grow_init(who: str, grow_init: object) -> object:
@@ -123,6 +124,13 @@ def check_group(who: str, group: object) -> object:
     return group if dist.get_world_size(group) > 1 else None
 
 
+def check_scaler(who: str, scaler: object) -> torch.amp.GradScaler | None:
+    """A gradient scaler, or None."""
+    is_scaler = scaler is None or isinstance(scaler, torch.amp.GradScaler)
+    require(is_scaler, f"{who}: scaler={scaler!r} must be the torch.amp.GradScaler of the training.")
+    return scaler
+
+
 def check_model(who: str, model: object, optimizer: object) -> None:
     """A model with sparse layers, and an optimiser."""
     require(isinstance(model, nn.Module), f"{who}: the model is a {type(model).__name__}, expected a torch.nn.Module.")
@@ -160,53 +168,11 @@ def check_optimizer(who: str, optimizer: torch.optim.Optimizer, trained: Iterabl
     )
 
 
-# ---- what rules return; the stepper adds which layer it was ----
-
-
-def _indices(what: str, data: object, device: torch.device) -> Tensor:
-    try:
-        tensor = torch.as_tensor(data)
-    except (TypeError, ValueError, RuntimeError):
-        raise SnackError(f"the {what} a {type(data).__name__}, expected a 1-D tensor of integers.") from None
-    is_integral = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool) or tensor.numel() == 0
-    require(
-        tensor.dim() == 1 and is_integral,
-        f"the {what} {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}, expected a 1-D tensor of integers.",
-    )
-    return tensor.detach().to(device, torch.int64).contiguous()
-
-
-def check_slots(slots: object, k: int, device: torch.device) -> Tensor:
-    """At most k slots, int64, on the layer's device."""
-    slots = _indices("drop rule returned", slots, device)
-    require(slots.numel() <= k, f"the drop rule returned {slots.numel()} slots, it was asked for at most {k}.")
-    return slots
-
-
-def check_positions(positions: object, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Exactly k (rows, cols), int64, on the layer's device."""
-    is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2
-    require(is_pair, f"the grow rule returned a {type(positions).__name__}, expected a pair (rows, cols).")
-    rows, cols = (_indices(f"grow rule returned {name} that are", p, device) for name, p in zip(("rows", "columns"), positions))
-    require(
-        rows.numel() == k and cols.numel() == k,
-        f"the grow rule returned {rows.numel()} rows and {cols.numel()} columns, expected {k} of each, as many as are dropped.",
-    )
-    return rows, cols
-
-
-def check_grown_values(values: object, like: Tensor, k: int) -> Tensor:
-    """Exactly k initial values, with the layer's dtype and device."""
-    values = torch.as_tensor(values)
-    require(values.shape == (k,), f"grow_init returned shape {tuple(values.shape)}, expected ({k},), one value for every grown connection.")
-    return values.detach().to(like)
-
-
 # ---- saved state ----
 
 
 def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
-    """The attributes a state dict sets, checked. `schedule` stays where the file's was a function."""
+    """The attributes a state dict sets, checked. schedule: the present one, which stays where the state's was a function and it is one, too."""
     require(isinstance(state, dict), f"{who}: the state is a {type(state).__name__}, expected what state_dict() returned.")
     needed = ("version", "method", "steps", "updates", "seed", "every", "start", "t_end", "schedule")
     missing = [key for key in needed if key not in state]
@@ -217,12 +183,17 @@ def read_state(who: str, state: object, schedule: object) -> dict[str, object]:
     )
     require(state["method"] == who, f"{who}: the state is of {state['method']}; continue with the method it was saved from.")
     every, start, t_end = check_times(who, state["every"], state["start"], state["t_end"])
+    require(
+        state["schedule"] is not None or schedules.to_state(schedule) is None,
+        f"{who}: the state was saved with a function of yours as drop_fraction, which no state can hold, and this stepper has {schedule!r}; "
+        "give it that function.",
+    )
     if state["schedule"] is not None:
         schedule = schedules.from_state(state["schedule"], who)
     check_schedule(who, schedule, t_end)
     return {
-        "steps": _whole(who, "steps", state["steps"], 0),
-        "updates": _whole(who, "updates", state["updates"], 0),
+        "steps": check_whole(who, "steps", state["steps"], 0),
+        "updates": check_whole(who, "updates", state["updates"], 0),
         "seed": check_seed(who, state["seed"]),
         "every": every,
         "start": start,

@@ -11,9 +11,22 @@ __all__ = ["GMP", "ITOP", "MEST", "SET", "SNFS", "SRigL", "RigL", "Static"]
 
 
 class Static(DST):
-    """Connections never move: the baseline. Takes the options of the others, so that a script can switch between them."""
+    """Connections never move: the baseline. Takes the options of the others, so that a script can switch between them.
+
+    With track=True the history has a record at every step at which another method would move connections: none moved, all are there still.
+    """
 
     moves = False
+
+    def is_update(self, step: int) -> bool:
+        """Whether optimiser step number `step` is followed by a record of the topology."""
+        return self._tracker is not None and self._is_time(step)
+
+    def _fraction(self, step: int) -> float:
+        return 0.0
+
+    def _plan(self, *_) -> list:
+        return []
 
 
 class SET(DST):

@@ -128,10 +128,10 @@ def _check_names(who: str, optimizer: torch.optim.Optimizer, names: list[list[st
         )
 
 
-def _recorded(dst: DST | None, team: Team) -> list[dict[str, Joined | None]]:
-    """What the stepper has recorded for its next update, of all ranks: one dictionary by layer for every step, newest first."""
+def _recorded(dst: DST | None, team: Team) -> dict[str, list[dict[str, object]]]:
+    """What the stepper has recorded for its next update, of all ranks, and the loss scales: one dictionary by layer for every step, newest first."""
     if dst is None:
-        return []
+        return {}
     layers = {name: layer for name, _, layer in dst._trained()}
 
     def collect() -> dict[str, list]:
@@ -141,16 +141,19 @@ def _recorded(dst: DST | None, team: Team) -> list[dict[str, Joined | None]]:
         return {name: [step[layer].operands() if layer in step else None for step in dst._recorded] for name, layer in layers.items()}
 
     pairs = team.share({"optimiser steps": dst.steps, "updates": dst.updates}, layers, collect)
-    return [{name: pairs[name][step] for name in layers} for step in range(len(dst._recorded))]
+    return {
+        "recorded": [{name: pairs[name][number] for name in layers} for number in range(len(dst._recorded))],
+        "scales": [{name: step[layer].scale for name, layer in layers.items() if layer in step} for step in dst._recorded],
+    }
 
 
-def _stepper(dst: DST, recorded: list[dict]) -> dict[str, object]:
+def _stepper(dst: DST, recorded: dict[str, list]) -> dict[str, object]:
     history = json.dumps([update.as_dict() for update in dst.history]).encode()  # long: not for the header
     return {
         "state": dst.state_dict(),
         "history": torch.frombuffer(bytearray(history), dtype=torch.uint8),
         "explored": None if dst._tracker is None else dst._tracker.seen,
-        "recorded": recorded,
+        **recorded,
     }
 
 
@@ -289,7 +292,8 @@ def _read_stepper(who: str, dst: DST, kept: dict[str, object]) -> tuple[dict, li
     layers = {name: layer for name, _, layer in dst._trained()}
     try:
         history = [Update.from_dict(record) for record in json.loads(bytes(kept["history"].tolist()))]
-        recorded = [{layers[name]: Saved(_on(layers[name], pair)) for name, pair in step.items()} for step in kept["recorded"]]
+        scales = kept.get("scales", [{}] * len(kept["recorded"]))
+        recorded = [_read_step(layers, *step) for step in zip(kept["recorded"], scales)]
         explored = kept["explored"]
         is_sound = explored is None or explored.keys() == layers.keys()
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -298,8 +302,14 @@ def _read_stepper(who: str, dst: DST, kept: dict[str, object]) -> tuple[dict, li
     return attributes, history, explored, recorded
 
 
-def _on(layer: SparseLinear, pair: tuple[Tensor, Tensor] | None) -> Joined | None:
-    return None if pair is None else Joined(t.to(layer.index.device) for t in pair)
+def _read_step(layers: dict[str, SparseLinear], pairs: dict[str, tuple | None], scales: dict[str, Tensor | None]) -> dict[SparseLinear, Saved]:
+    """One recorded step, on the devices of the layers."""
+    found = {}
+    for name, pair in pairs.items():
+        layer, scale = layers[name], scales.get(name)
+        device = layer.index.device
+        found[layer] = Saved(pair and Joined(tensor.to(device) for tensor in pair), None if scale is None else scale.to(device))
+    return found
 
 
 def _set_stepper(dst: DST, attributes: dict, history: list[Update], explored: dict | None, recorded: list[dict]) -> None:

@@ -210,8 +210,8 @@ class MomentumGrowth(GradientGrowth):
     The momentum of an absent connection is the sum of decay**i times its gradient i steps ago. Nobody keeps it, as that would take out * in
     numbers; here it is the sum over the last `window` steps, which is exact but for a part of decay**window. It is the product of the
     recorded x and of dY weighted by decay**i, so it costs no dense matrix: memory is window * batch * (in + out) numbers, held
-    for the `window` steps before an update. What is done to gradients after the backward pass (clipping) is not in it; where a GradScaler
-    changes its scale within the window, steps weigh as they were scaled.
+    for the `window` steps before an update. What is done to gradients after the backward pass (clipping) is not in it. Where a GradScaler
+    changes its scale within the window, the stepper must know it (`scaler`), or steps weigh as they were scaled.
     """
 
     def __init__(self, window: int = 10, decay: float = 0.9, candidates: int | str | None = None):

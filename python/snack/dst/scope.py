@@ -18,7 +18,8 @@ from .. import ops
 from ..errors import SnackError, require
 from ..nn import SparseLinear
 from ..nn.distribution import share
-from .rules import EXACT_POSITIONS, Context, Drop, Grow, is_built_in
+from .answers import check_grown_values, check_positions, check_row_scores, check_scores, check_slots, naming
+from .rules import EXACT_POSITIONS, Context, Drop, GradientGrowth, Grow, MomentumGrowth, drop_magnitude, drop_signed, grow_uniform, is_built_in
 
 SCOPES = ("layer", "row", "global")
 _ROW_SCORES = 2**22  # of a panel of rows that are scored at a time
@@ -81,20 +82,25 @@ class Exchange:
         return self.result, self.result
 
 
+def exchange_rules(drop: Drop, grow: Grow) -> tuple[str, str] | None:
+    """The rules by the names that `SparseLinear.exchange` knows; None where it does not know one of them."""
+    name = "magnitude" if drop is drop_magnitude else "signed" if drop is drop_signed else None
+    by_gradient = type(grow) in (GradientGrowth, MomentumGrowth)
+    grow_name = "uniform" if grow is grow_uniform else "gradient" if by_gradient else None
+    return (name, grow_name) if name and grow_name else None
+
+
 # ---- drop ----
 
 
-def choose_drops(rule: Drop, jobs: list[Job], scope: str, checked: Callable[[Job, Tensor], Tensor]) -> None:
+def choose_drops(rule: Drop, jobs: list[Job], scope: str) -> None:
     """Fill in `drop`. Raises: SnackError, naming the layer, where a rule or its answer is wrong."""
     if scope == "global":
         _drop_globally(rule, jobs)
         return
     for job in jobs:
-        job.drop = checked(job, rule(job.layer, job.k, job.context))
-
-
-def _described(answer: object) -> str:
-    return f"of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        with naming(job.name):
+            job.drop = check_slots(rule(job.layer, job.k, job.context), job.k, job.layer.values.device)
 
 
 def _drop_globally(rule: Drop, jobs: list[Job]) -> None:
@@ -102,10 +108,9 @@ def _drop_globally(rule: Drop, jobs: list[Job]) -> None:
     device = jobs[0].layer.values.device
     scores = []
     for job in jobs:
-        found = rule.scores(job.layer, job.context)
-        fits = isinstance(found, Tensor) and found.shape == (job.layer.nnz,)
-        require(fits, f"layer '{job.name}': the drop rule's scores are {_described(found)}, expected a tensor with one entry a connection.")
-        scores.append(found.detach().to(device, torch.promote_types(job.layer.values.dtype, torch.float32)))
+        with naming(job.name):
+            found = check_scores(rule.scores(job.layer, job.context), job.layer.nnz)
+        scores.append(found.to(device, torch.promote_types(job.layer.values.dtype, torch.float32)))
     together, k = torch.cat(scores), sum(job.k for job in jobs)
     # Ours are never negative, so the quicker selection of the smallest |score| serves; a stable sort also has NaN last and ties in order.
     chosen = ops.select_smallest(together, k) if is_built_in(rule) else together.sort(stable=True).indices[:k].sort().values
@@ -180,11 +185,23 @@ def share_growth(jobs: list[Job], weight: Callable[[Job], float] | None) -> None
 # ---- grow ----
 
 
-def choose_growth(rule: Grow, job: Job, scope: str) -> tuple[Tensor, Tensor]:
-    """(rows, cols) for `job.grows` connections."""
-    if scope == "row":
-        return _grow_in_rows(rule, job)
-    return rule(job.layer, job.grows, job.drop, job.context)
+def place_growth(drop: Drop, grow: Grow, job: Job, scope: str, initial: float | Callable) -> None:
+    """Fill in `rows`, `cols` and `values`. Raises: SnackError where a rule or its answer is wrong."""
+    pattern, is_foreign = job.layer.pattern, not is_built_in(drop)
+    if is_foreign and scope == "row":
+        ops.rewire(pattern, job.drop)  # pure: rows are looked up by these slots, so complaints about them are heard first
+    job.rows, job.cols = check_positions(_positions(grow, job, scope), job.grows, job.layer.values.device)
+    if is_foreign or not is_built_in(grow):
+        ops.rewire(pattern, job.drop, job.rows, job.cols)  # pure: only to hear its complaints before anything is changed
+    job.values = initial
+    if callable(initial):
+        job.values = check_grown_values(initial(job.layer, job.rows, job.cols, job.context), job.layer.values, job.grows)
+
+
+def _positions(rule: Grow, job: Job, scope: str) -> tuple[Tensor, Tensor]:
+    if not job.grows:
+        return (torch.empty(0, dtype=torch.int64),) * 2
+    return _grow_in_rows(rule, job) if scope == "row" else rule(job.layer, job.grows, job.drop, job.context)
 
 
 def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
@@ -206,7 +223,7 @@ def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
     step = max(1, _ROW_SCORES // max(1, layer.in_features))
     for begin in range(0, len(lost), step):
         some, wanted = lost[begin : begin + step], counts[begin : begin + step]
-        scores = _row_scores_of(scores_of(layer, some, job.context), (len(some), layer.in_features), some.device)
+        scores = check_row_scores(scores_of(layer, some, job.context), (len(some), layer.in_features), some.device)
         place = torch.searchsorted(some, live_rows).clamp_(max=len(some) - 1)
         inside = some[place] == live_rows
         scores[place[inside], live_cols[inside]] = -torch.inf
@@ -217,11 +234,3 @@ def _grow_in_rows(rule: Grow, job: Job) -> tuple[Tensor, Tensor]:
         where = chosen.nonzero()
         found.append((some[where[:, 0]], best.indices[chosen]))
     return torch.cat([r for r, _ in found]), torch.cat([c for _, c in found])
-
-
-def _row_scores_of(answer: object, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """What a grow rule's row_scores returned, checked, as a floating tensor of our own with -inf for NaN."""
-    fits = isinstance(answer, Tensor) and answer.shape == shape
-    require(fits, f"the grow rule's row_scores are {_described(answer)}, expected a tensor of shape {shape}: a row of scores for each row asked for.")
-    scores = answer.detach().to(device, torch.promote_types(answer.dtype, torch.float32), copy=True)
-    return scores.masked_fill_(scores.isnan(), -torch.inf)

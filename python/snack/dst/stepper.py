@@ -8,13 +8,12 @@ of memory while the edits are applied leaves every layer whole, edited or not; t
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import ops
 from ..errors import SnackError, require
@@ -23,12 +22,14 @@ from ..nn.optimizer_state import check_fills
 from ..nn.parallel import group_of, unwrapped
 from ..nn.sharded import is_sharded
 from . import options, rules, schedules
-from .capture import Recorder, Recording, is_capturing
+from .answers import naming
+from .capture import Recorder, Recording, alike, is_capturing
 from .followers import Follower
-from .history import Update
+from .history import Update, settle
+from .notices import Notices
 from .processes import Pair, Team, describe_jobs
 from .schedules import Constant, check_fraction
-from .scope import Exchange, Job, choose_drops, choose_growth, share_growth
+from .scope import Exchange, Job, choose_drops, exchange_rules, place_growth, share_growth
 from .statistics import Tracker
 
 _IDLE_CALLS = 100  # of step() without one of the optimiser's: more than a GradScaler skips while it looks for its scale
@@ -69,6 +70,8 @@ class DST:
             the sizes of parameters (captured graphs; DistributedDataParallel makes its buckets anew by itself).
         group: the processes that train this model together, where they average its gradients themselves. Found where it is wrapped in
             DistributedDataParallel or sharded by fully_shard; then every rank must call `step()`, see `snack.dst.processes`.
+        scaler: the torch.amp.GradScaler of the training, for methods that record several steps (SNFS): those weigh by the scale they had. It may
+            be put into the attribute later.
         Names used in papers are understood too: zeta and alpha for drop_fraction, delta_t for every.
 
     Attributes:
@@ -86,6 +89,7 @@ class DST:
     default_redistribute: object = None
     default_track = False
     moves = True
+    option_names = options.NAMES
 
     def __init__(
         self,
@@ -107,10 +111,11 @@ class DST:
         track: bool | None = None,
         on_resize: Callable[[], object] | None = None,
         group: object = None,
+        scaler: torch.amp.GradScaler | None = None,
         **aliases: object,
     ):
         who = type(self).__name__
-        given = options.resolve_aliases(who, aliases, drop_fraction=drop_fraction, every=every)
+        given = options.resolve_aliases(who, self.option_names, aliases, drop_fraction=drop_fraction, every=every)
         drop_fraction = self.default_fraction if given["drop_fraction"] is None else given["drop_fraction"]
         every = self.default_every if given["every"] is None else given["every"]
         if self.moves:
@@ -128,6 +133,7 @@ class DST:
         self._state = options.check_state_policy(who, state)
         self._on_resize = options.check_on_resize(who, on_resize)
         self._group = options.check_group(who, group)
+        self.scaler = options.check_scaler(who, scaler)
         self.model, self.optimizer = model, optimizer
         options.check_model(who, model, optimizer)
         options.check_optimizer(who, optimizer, self._trained())
@@ -143,7 +149,7 @@ class DST:
         self._due: tuple[int, list[dict[SparseLinear, Recorder]]] | None = None  # step with an update, and what was recorded for it
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
-        self._warned: set[str] = set()
+        self._notices = Notices(who)
         self._calls = self._steps_at_call = 0  # of step() since the optimiser's last one
         self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
         self._fixed: set[SparseLinear] = set()
@@ -183,7 +189,7 @@ class DST:
 
     def is_update(self, step: int) -> bool:
         """Whether optimiser step number `step` (1, 2, ...) is followed by an update."""
-        return self.moves and step > 0 and step % self.every == 0 and step >= self.start and (self.t_end is None or step < self.t_end)
+        return self._is_time(step)
 
     @property
     def armed(self) -> bool:
@@ -239,9 +245,10 @@ class DST:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue where `state` was taken; its schedule replaces this one's, unless it was a function of yours.
+        """Continue where `state` was taken. Its schedule replaces this one's, a function of yours too; where it was itself a function, which no
+        state can hold, this stepper must have been given one, and keeps it.
 
-        Raises: SnackError when it is not the state of the same method; nothing is changed then.
+        Raises: SnackError when it is not the state of the same method, or its function is missing; nothing is changed then.
         """
         for name, value in self._read_state(state).items():
             setattr(self, name, value)
@@ -253,6 +260,9 @@ class DST:
         return options.read_state(type(self).__name__, state, self.schedule)
 
     # ---- the schedule ----
+
+    def _is_time(self, step: int) -> bool:
+        return step > 0 and step % self.every == 0 and step >= self.start and (self.t_end is None or step < self.t_end)
 
     def _fraction(self, step: int) -> float:
         return check_fraction(self.schedule(step, self.t_end), f"{type(self).__name__} schedule")
@@ -278,7 +288,7 @@ class DST:
         if self._armed:
             if recording is None and self._window() > 1:
                 recording = Recording(dict(self._armed))  # the next step may fill the same input buffer
-            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot())
+            self._recorded.insert(0, dict(self._armed) if recording is None else recording.snapshot(self.scaler))
             del self._recorded[self._window() :]
         if self.is_update(self.steps):
             self._due = (self.steps, list(self._recorded))
@@ -320,11 +330,13 @@ class DST:
             nnz = {name: layer.nnz for name, layer in layers.items()}
             overlap, explored = self._tracker.end(layers) if self._tracker else (None, None)
             seconds = time.perf_counter() - begin
-            record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, type(self).__name__)
+            record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, self._notices)
             self.updates += 1
             self.history.append(record)
+        record.watch(layers)
         if self._on_resize is not None and nnz != before:
             self._on_resize()
+        settle(self.history)
         return record
 
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
@@ -340,9 +352,11 @@ class DST:
         for name, _, layer in self._trained() if self._window() else ():
             try:
                 if self._takes_part(layer, self._drops(name, layer, step, fraction)):
-                    found[name] = [r[layer].operands() if layer in r else None for r in recorded]
+                    found[name] = alike([step.get(layer) for step in recorded])
             except SnackError as error:
                 raise SnackError(f"{type(self).__name__}: layer '{name}': {error}") from error
+        if self._window() > 1 and self.scaler is None:
+            self._announce_scaling(found)
         return found
 
     def _choose(self, step: int, fraction: float, pairs: dict[str, list[Pair | None]]) -> list[Job | Exchange]:
@@ -356,7 +370,7 @@ class DST:
         if not jobs:
             return []
         for job in jobs:
-            with _naming(job.name):
+            with naming(job.name):
                 check_fills(job.layer, self.optimizer, self._state)
         names = self._exchange_rules()
         if names is not None and all(_is_on_card(job.layer) and not rules.samples(self._grow, job.layer) for job in jobs):
@@ -364,13 +378,13 @@ class DST:
             return [Exchange(job.name, job.layer, job.context, job.k, *names, pair, self._grow_init) for job, pair in zip(jobs, operands)]
         who = type(self).__name__
         try:
-            choose_drops(self._drop, jobs, self._scope, self._checked_drop)
+            choose_drops(self._drop, jobs, self._scope)
             self._share(jobs)
             jobs = [job for job in jobs if job.drop.numel() or job.grows]
             for job in jobs:
-                with _naming(job.name):
+                with naming(job.name):
                     self._check_size(job)
-                    self._place(job)
+                    place_growth(self._drop, self._grow, job, self._scope, self._grow_init)
             for follower in self._followers:
                 for job in jobs:
                     follower.check(job)
@@ -382,10 +396,7 @@ class DST:
         """The rules by the names that `SparseLinear.exchange` knows; None where the update needs lists of slots and positions."""
         if self._scope != "layer" or self._weight is not None or callable(self._grow_init) or self._followers:
             return None
-        drop = "magnitude" if self._drop is rules.drop_magnitude else "signed" if self._drop is rules.drop_signed else None
-        by_gradient = type(self._grow) in (rules.GradientGrowth, rules.MomentumGrowth)
-        grow = "uniform" if self._grow is rules.grow_uniform else "gradient" if by_gradient else None
-        return None if drop is None or grow is None else (drop, grow)
+        return exchange_rules(self._drop, self._grow)
 
     def _job(self, name: str, number: int, layer: SparseLinear, step: int, fraction: float, pairs: dict[str, list]) -> Job | None:
         """A layer's part in the update; None where it has none."""
@@ -420,10 +431,6 @@ class DST:
         """How many connections each layer grows."""
         share_growth(jobs, self._weight)
 
-    def _checked_drop(self, job: Job, slots: object) -> Tensor:
-        with _naming(job.name):
-            return options.check_slots(slots, job.k, job.layer.values.device)
-
     def _check_size(self, job: Job) -> None:
         require(
             job.grows == job.drop.numel() or job.layer not in self._fixed,
@@ -431,55 +438,35 @@ class DST:
             "DistributedDataParallel, or a method that keeps the connections of every layer.",
         )
 
-    def _place(self, job: Job) -> None:
-        """Where a layer grows, and with which values."""
-        device = job.layer.values.device
-        if self._scope == "row" and not rules.is_built_in(self._drop):
-            ops.rewire(job.layer.pattern, job.drop)  # pure: rows are looked up by these slots, so they are heard first
-        positions = choose_growth(self._grow, job, self._scope) if job.grows else (torch.empty(0, dtype=torch.int64),) * 2
-        job.rows, job.cols = options.check_positions(positions, job.grows, device)
-        if not (rules.is_built_in(self._drop) and rules.is_built_in(self._grow)):
-            ops.rewire(job.layer.pattern, job.drop, job.rows, job.cols)  # pure: only to hear its complaints before anything is changed
-        job.values = self._grow_init
-        if callable(job.values):
-            values = job.values(job.layer, job.rows, job.cols, job.context)
-            job.values = options.check_grown_values(values, job.layer.values, job.grows)
-
     def _announce_idle(self) -> None:
         """A stepper whose optimiser takes no steps has been given the wrong one."""
         self._calls = 0 if self.steps != self._steps_at_call else self._calls + 1
         self._steps_at_call = self.steps
         if self._calls == _IDLE_CALLS and not is_capturing():
-            warnings.warn(
-                f"{type(self).__name__}: step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper "
-                "the optimiser that trains the model, or count_step() where a CUDA graph is replayed.",
+            self._notices.say(
+                "idle",
+                f"step() was called {_IDLE_CALLS} times while the optimiser it was given took no step; give the stepper the optimiser that trains "
+                "the model, or count_step() where a CUDA graph is replayed.",
                 stacklevel=3,
             )
 
+    def _announce_scaling(self, pairs: dict[str, list[Pair | None]]) -> None:
+        """Gradients in float16 are usually scaled."""
+        if any(pair is not None and pair[1].dtype == torch.float16 for steps in pairs.values() for pair in steps):
+            self._notices.say(
+                "scaling",
+                "gradients of several steps are recorded, in float16, and no scaler= was given: where a GradScaler changes its scale between these "
+                "steps, they weigh as they were scaled; give scaler=, or one with enabled=False where there is none.",
+                stacklevel=7,
+            )
+
     def _announce_unused(self, name: str) -> None:
-        if name in self._warned:
-            return
-        self._warned.add(name)
-        warnings.warn(
-            f"{type(self).__name__}: layer '{name}' took no part in the step before an update, so there is no gradient to grow by and "
-            "it keeps its connections. If that step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to "
-            "dst.count_step().",
+        self._notices.say(
+            f"unused '{name}'",
+            f"layer '{name}' took no part in the step before an update, so there is no gradient to grow by and it keeps its connections. If that "
+            "step is a replayed CUDA graph, capture it within dst.recording() and give what that returns to dst.count_step().",
             stacklevel=9,
         )
-
-
-class _naming:
-    """Puts the layer's name before a SnackError."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, SnackError):
-            raise SnackError(f"layer '{self._name}': {error}") from error
 
 
 def _is_on_card(layer: SparseLinear) -> bool:

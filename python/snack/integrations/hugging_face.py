@@ -47,7 +47,7 @@ class TransformersCallback(Stepping, TrainerCallback):
                 "callback), so the stepper counts its steps from 0.",
                 stacklevel=2,
             )
-        self._begin(model, [optimizer], lambda: state.max_steps, saved)
+        self._begin(model, [optimizer], lambda: state.max_steps, saved, getattr(optimizer, "scaler", None))  # accelerate's has it
         state.stateful_callbacks[STATE_KEY] = self.dst.state_dict()
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs):

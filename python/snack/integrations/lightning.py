@@ -72,7 +72,7 @@ class LightningCallback(Stepping, _lightning().Callback):
             )
             return trainer.estimated_stepping_batches
 
-        self._begin(pl_module, trainer.optimizers, total, state)
+        self._begin(pl_module, trainer.optimizers, total, state, getattr(trainer.precision_plugin, "scaler", None))
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         for record in self._fresh_records():

@@ -49,7 +49,12 @@ class Stepping:
             weakref.finalize(self, left.close)
 
     def _begin(
-        self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], total: Callable[[], float], state: dict | None = None
+        self,
+        model: nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        total: Callable[[], float],
+        state: dict | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Build the stepper and hang it on the optimiser that holds the sparse layers. state: of the run that is continued."""
         who = type(self).__name__
@@ -59,6 +64,7 @@ class Stepping:
         require(isinstance(dst, DST), f"{who}: the method returned a {type(dst).__name__}, expected a stepper (snack.DST).")
         if state is not None:
             dst.load_state_dict(state)
+        dst.scaler = dst.scaler or scaler
         self.dst, self._reported = dst, len(dst.history)
         after_step = weakref.WeakMethod(self._after_step)
         handle = dst.optimizer.register_step_post_hook(lambda *_: after_step()())  # later than the stepper's own, which counts
