@@ -111,6 +111,19 @@ class Sieve {
   unsigned below_ = 0, below_seconds_ = 0, seconds_ = 0;  // of this thread, which sees fewer than 2^32 things
 };
 
+/// Values of one sign by their bits alone: below `lo` they lie below the bracket, from there on and below `beyond` near it or inside.
+template <class Raw>
+struct Near {
+  Raw lo, beyond;
+};
+template <class Key>
+__device__ __forceinline__ Near<typename ValueKeys<Key>::Raw> near_of(const ValueKeys<Key>& keys, const Bracket<Key> (&bracket)[2], bool is_negative) {
+  using Raw = typename ValueKeys<Key>::Raw;
+  if (!keys.counts(is_negative)) return {0, 0};
+  const Bracket<Key>& of = bracket[keys.class_count() == 2 && is_negative];
+  return {Raw(of.lo >> keys.index_bits), Raw(of.hi >> keys.index_bits) + 1};
+}
+
 /// The sift of values, and a bit for each: whether it lies at or above the bracket's lower end (kept.cuh). Most are told by the bits of the
 /// value alone; a warp gathers the others in shared memory and compares 32 keys at a time.
 template <class Key>
@@ -124,8 +137,8 @@ __global__ void __launch_bounds__(kThreads) sift_values(ValueKeys<Key> keys, Cho
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Key* near = near_keys[warp];
   Sieve<Key> sieve(choice, list, capacity, shared);
-  const auto raw = [&](Key key) { return Raw(key >> keys.index_bits); };
-  const Raw lo[2] = {raw(shared.bracket[0].lo), raw(shared.bracket[1].lo)}, hi[2] = {raw(shared.bracket[0].hi), raw(shared.bracket[1].hi)};
+  const bool are_two = keys.class_count() == 2;
+  const Near<Raw> near_positive = near_of(keys, shared.bracket, false), near_negative = near_of(keys, shared.bracket, true);
   int gathered = 0;
   const auto compare = [&](int count) {  // the last ones
     __syncwarp();
@@ -144,20 +157,18 @@ __global__ void __launch_bounds__(kThreads) sift_values(ValueKeys<Key> keys, Cho
   const uint32_t slots = uint32_t(keys.slots), step = gridDim.x * kThreads * kAtOnce;
   for (uint32_t first = (blockIdx.x * (kThreads / 32) + warp) * 32 * kAtOnce; first < slots; first += step) {
     const uint32_t left = slots - first;
-    Raw magnitude[kAtOnce];
-    uint32_t is_near = 0, is_second = 0;  // bits of this thread's values
+    Raw bits[kAtOnce];
+    uint32_t is_near = 0;  // bits of this thread's values
 #pragma unroll
-    for (uint32_t u = 0; u < kAtOnce; ++u) magnitude[u] = 32 * u + lane < left ? keys.load(first + 32 * u + lane) : Raw(0);
+    for (uint32_t u = 0; u < kAtOnce; ++u) bits[u] = 32 * u + lane < left ? keys.load(first + 32 * u + lane) : Raw(0);
 #pragma unroll
     for (uint32_t u = 0; u < kAtOnce; ++u) {
       const bool exists = 32 * u + lane < left;
-      bool second;
-      const bool counts = keys.classify(magnitude[u], &magnitude[u], &second) && exists;
-      const bool is_below = counts && magnitude[u] < (second ? lo[1] : lo[0]);
-      const bool near_it = counts && !is_below && magnitude[u] <= (second ? hi[1] : hi[0]);
-      sieve.count_below(is_below, second);
-      sieve.count_second(counts && second);
-      is_near |= near_it ? 1u << u : 0u, is_second |= second ? 1u << u : 0u;
+      Raw magnitude;
+      const bool is_negative = keys.split(bits[u], &magnitude), is_below = exists && magnitude < (is_negative ? near_negative.lo : near_positive.lo);
+      if (exists && !is_below && magnitude < (is_negative ? near_negative.beyond : near_positive.beyond)) is_near |= 1u << u;
+      sieve.count_below(is_below, is_negative && are_two);
+      sieve.count_second(is_negative && are_two);
       const uint32_t word = __ballot_sync(~0u, exists && !is_below);
       if (lane == 0 && 32 * u < left) kept[first / 32 + u] = word;
     }
@@ -169,9 +180,12 @@ __global__ void __launch_bounds__(kThreads) sift_values(ValueKeys<Key> keys, Cho
     }
     int at = gathered + upto - __popc(is_near);
     gathered += __shfl_sync(~0u, upto, 31);
-#pragma unroll
-    for (uint32_t u = 0; u < kAtOnce; ++u)
-      if ((is_near >> u) & 1) near[at++] = tagged(keys.join(magnitude[u], first + 32 * u + lane), (is_second >> u) & 1);
+    for (; is_near != 0; is_near &= is_near - 1) {
+      Key key;
+      int which;
+      keys.at(first + 32 * (__ffs(int(is_near)) - 1) + lane, &key, &which);
+      near[at++] = tagged(key, which);
+    }
     if (gathered >= 32) compare(gathered / 32 * 32);
   }
   compare(gathered);

@@ -62,23 +62,22 @@ struct ValueKeys {
   __device__ __forceinline__ Raw load(int64_t slot) const {
     return is_short ? Raw(static_cast<const uint16_t*>(values)[slot]) : static_cast<const Raw*>(values)[slot];
   }
-  /// Whether the value with these bits counts; the bits of |value|, all ones of NaN; whether it belongs to the second class.
-  __device__ __forceinline__ bool classify(Raw bits, Raw* magnitude, bool* is_second) const {
+  /// Whether values of a sign count.
+  __device__ bool counts(bool is_negative) const { return classes != (is_negative ? Classes::kPositive : Classes::kNegative); }
+  /// Whether the value with these bits is negative, which -0 and NaN are not; *magnitude: the bits of |value|, all ones of NaN.
+  __device__ __forceinline__ bool split(Raw bits, Raw* magnitude) const {
     const Raw sign = Raw(1) << (value_bits - 1);
     *magnitude = bits & (sign - 1);
-    const bool is_nan = *magnitude > infinity, is_negative = bits > sign && !is_nan;  // -0 is no negative value
+    const bool is_nan = *magnitude > infinity, is_negative = bits > sign && !is_nan;
     if (is_nan) *magnitude = sign - 1;
-    *is_second = classes == Classes::kBoth && is_negative;
-    return classes == Classes::kAny || classes == Classes::kBoth || is_negative == (classes == Classes::kNegative);
+    return is_negative;
   }
-  __device__ __forceinline__ Key join(Raw magnitude, int64_t slot) const { return (Key(magnitude) << index_bits) | Key(slot); }
   __device__ __forceinline__ bool at(int64_t slot, Key* key, int* which) const {
     Raw magnitude;
-    bool is_second;
-    const bool counts = classify(load(slot), &magnitude, &is_second);
-    *key = join(magnitude, slot);
-    *which = is_second;
-    return counts;
+    const bool is_negative = split(load(slot), &magnitude);
+    *key = (Key(magnitude) << index_bits) | Key(slot);
+    *which = is_negative && classes == Classes::kBoth;
+    return counts(is_negative);
   }
 };
 

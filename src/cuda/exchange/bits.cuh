@@ -200,6 +200,17 @@ __device__ __forceinline__ void move_elements(const Moving& m, const uint32_t (&
     if (first + 32 * u < count) to[32 * u] = element[u];
 }
 
+// Asks for what a row will move, a line a lane, while its slots are found.
+__device__ __forceinline__ void prefetch_row(const Placing& p, int64_t old_begin, uint32_t old_count) {
+  constexpr uint32_t kLine = 128;
+  for (int i = 0; i < p.count; ++i) {
+    const uint32_t size = uint32_t(size_of(p.moving[i].type)), bytes = old_count * size, at = threadIdx.x % 32 * kLine;
+    if (at >= bytes + kLine - 1 || bytes == 0) continue;
+    const char* line = static_cast<const char*>(p.moving[i].from) + old_begin * size + min(at, bytes - 1);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
+}
+
 static __global__ void __launch_bounds__(kThreads) place_rows(const __grid_constant__ Placing p) {
   __shared__ RowShared all[kThreads / 32];
   await_stream();
@@ -222,7 +233,8 @@ static __global__ void __launch_bounds__(kThreads) place_rows(const __grid_const
     const uint32_t other = __shfl_up_sync(~0u, upto, d);
     if (lane >= uint32_t(d)) upto += other;
   }
-  const uint32_t count = int(__shfl_sync(~0u, upto, 31) >> 16);
+  const uint32_t sums = __shfl_sync(~0u, upto, 31), count = sums >> 16;
+  prefetch_row(p, old_begin, sums & 0xffff);
   upto -= mine;
   uint32_t kept = kept_from(p.kept, old_begin + (upto & 0xffff), int(mine & 0xffff));
   uint32_t slot = (upto & 0xffff) << kTileColBits | uint32_t(lane) << 5, *to = s.slot + (upto >> 16);
