@@ -87,7 +87,8 @@ class GMP(DST):
             options.check_whole(who, f"{what} of layer '{name}'", count, 0)
             require(
                 count <= _positions(layers[name]),
-                f"{who}: the state is of another model: layer '{name}' had {count:,} connections, and it has {_positions(layers[name]):,} positions.",
+                f"{who}: the state is of another model: layer '{name}' had {count:,} connections, and it has {_positions(layers[name]):,} "
+                "positions.",
             )
         return dict(counts)
 

@@ -129,7 +129,7 @@ def _check_names(who: str, optimizer: torch.optim.Optimizer, names: list[list[st
 
 
 def _recorded(dst: DST | None, team: Team) -> dict[str, list[dict[str, object]]]:
-    """What the stepper has recorded for its next update, of all ranks, and the loss scales: one dictionary by layer for every step, newest first."""
+    """What the stepper has recorded for its next update, of all ranks, and the loss scales: by layer, for every step, newest first."""
     if dst is None:
         return {}
     layers = dst._layers()
