@@ -338,10 +338,9 @@ class DST:
             record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, self._notices)
             self.updates += 1
             self.history.append(record)
-        record.watch(layers)
         if self._on_resize is not None and nnz != before:
             self._on_resize()
-        settle(self.history)
+        settle(self.history, layers, self._notices)
         return record
 
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
