@@ -76,8 +76,10 @@ budget: cpp-test
 package-test: $(VENV)/.package-test
 	$(BIN)/python tools/check_wheel.py build/wheel/*.whl
 
+# Two files at a time; what measures calls runs alone.
 python-test: $(VENV)/.bench $(VENV)/.package-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/python/test_call_overhead.py
+	$(BIN)/python -m pytest tests/python/test_call_overhead.py
 
 # The wheel for users: code for every card, tagged for every Linux that it runs on.
 wheel: $(VENV)/.test $(VENV)/.cuda

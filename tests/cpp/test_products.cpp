@@ -23,6 +23,7 @@ TEST_P(Products, EqualTheReference) {
   std::mt19937_64 rng(7);
   for (const Case& c : kCases) {
     SCOPED_TRACE(::testing::Message() << c.out << "x" << c.in << " nnz " << c.nnz << " batch " << c.batch);
+    if (regime == Regime::kPanel && backend::is_left_out(int64_t{c.out} * c.in * c.batch / 200)) continue;  // dense products in plain loops
     const HostPattern pattern = skewed_pattern(c.out, c.in, c.nnz, rng);
     const int64_t nnz = pattern.geometry.nnz;
     const Dense values(1, nnz, dtype, rng, 0, 1), x(c.batch, c.in, dtype, rng, 3, 1), dy(c.batch, c.out, dtype, rng, 1, 3), bias(1, c.out, dtype, rng);

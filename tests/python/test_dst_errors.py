@@ -269,7 +269,7 @@ def test_a_state_with_a_schedule_of_the_user_needs_one():
     state = dst.SET(model, sgd(model), drop_fraction=lambda step, t_end: 0.1).state_dict()
     stepper = dst.SET(model, sgd(model), every=7)
     good = stepper.state_dict()
-    with pytest.raises(SnackError, match=r"SET: the state was saved with a function of yours .* this stepper has Constant\(fraction=0.3\); give it"):
+    with pytest.raises(SnackError, match=r"SET: the state was saved with a function .* this stepper has Constant\(fraction=0.3\); give it"):
         stepper.load_state_dict(state)
     assert stepper.state_dict() == good
 

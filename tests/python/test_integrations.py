@@ -217,8 +217,8 @@ def test_transformers_saves_models_that_snack_loads(tmp_path):
     assert_same(other, model)
 
 
-def test_transformers_trains_and_saves_a_pretrained_model(tmp_path):
-    """Of a PreTrainedModel the Trainer saves by save_pretrained, and it decays what it knows: values too."""
+def pretrained():
+    """A PreTrainedModel with sparse layers, and its configuration."""
     transformers = package("transformers")
 
     class Config(transformers.PretrainedConfig):
@@ -235,6 +235,12 @@ def test_transformers_trains_and_saves_a_pretrained_model(tmp_path):
         def forward(self, x, labels):
             return self.classifier(x, labels)
 
+    return Model, Config
+
+
+def test_transformers_trains_and_saves_a_pretrained_model(tmp_path):
+    """Of a PreTrainedModel the Trainer saves by save_pretrained, and it decays what it knows: values too."""
+    Model, Config = pretrained()
     model, callback = Model(Config()), transformers_callback()
     trainer = hugging_face(tmp_path, callback, model, save_strategy="steps", save_steps=6, load_best_model_at_end=False)
     trainer.train()
@@ -243,6 +249,18 @@ def test_transformers_trains_and_saves_a_pretrained_model(tmp_path):
     assert {f"classifier.body.{n}.values" for n in (0, 3, 5)} <= set(decayed) and not any(name.endswith("bias") for name in decayed)
     other = Model(Config(), seed=9)
     snack.load(tmp_path / f"checkpoint-{STEPS}" / "model.safetensors", like=other)
+    assert_same(other, model)
+
+
+def test_from_pretrained_cannot_read_topologies_and_says_so(tmp_path):
+    """It fills a model without memory piece by piece, and would leave the topology as its memory was; snack.load reads the same file."""
+    Model, Config = pretrained()
+    model = Model(Config())
+    model.save_pretrained(tmp_path)
+    with pytest.raises(snack.SnackError, match="from_pretrained of transformers .* read the file by snack.load"):
+        Model.from_pretrained(tmp_path)
+    other = Model(Config(), seed=9)
+    snack.load(tmp_path / "model.safetensors", like=other)
     assert_same(other, model)
 
 

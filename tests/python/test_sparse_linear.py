@@ -234,6 +234,15 @@ def test_dtypes(dtype):
     assert layer().half().values.dtype == torch.float16 and layer().bfloat16()(torch.ones(1, 70, dtype=torch.bfloat16)).shape == (1, 33)
 
 
+def test_memory_without_a_topology_is_refused():
+    """Buffers of a layer without memory, replaced one by one; our own ways to give it memory are other tests."""
+    a, b = layer(device="meta"), layer()
+    fails(["built without memory", "from_pretrained", "snack.load"], setattr, a, "index", torch.empty_like(b.index))
+    assert a.index.is_meta
+    a.index = torch.empty_like(a.index)
+    b.index = b.index.clone()
+
+
 def test_meta_and_back():
     """A meta layer has the shapes and no memory; to_empty gives it a valid topology, the one its seed stands for."""
     torch.manual_seed(7)

@@ -1,7 +1,7 @@
 """What updates did: one plain record each.
 
 On a card an update does not wait for its own results: the numbers of connections that moved are read when somebody looks at them, and
-those of `MOST_PENDING` updates together where nobody does. A diverged training is noticed where numbers are read.
+those of `MOST_PENDING` updates together where nobody does. A diverged training is noticed then, and on the CPU at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Update:
             too; and the part of all positions that ever had a connection (R_s of in-time over-parameterisation, Liu et al. 2021).
     """
 
-    __slots__ = ("step", "number", "fraction", "nnz", "seconds", "overlap", "explored", "_dropped", "_grown", "_sums", "_notices")
+    __slots__ = ("step", "number", "fraction", "nnz", "seconds", "overlap", "explored", "_dropped", "_grown", "_notices")
 
     def __init__(
         self,
@@ -50,14 +50,6 @@ class Update:
         self.step, self.number, self.fraction, self.seconds = step, number, fraction, seconds
         self.nnz, self.overlap, self.explored = dict(nnz), overlap, explored
         self._dropped, self._grown = dict(dropped), dict(grown)
-        self._sums: dict[str, Tensor] = {}
-        self._notices = notices or Notices("DST")
-
-    def watch(self, layers: Mapping[str, SparseLinear]) -> None:
-        """Note the sums of the layers' values, which are finite where all of them are; that they are not is told when they are read."""
-        for name, layer in layers.items():
-            values = layer.values.detach()
-            self._sums[name] = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
 
     @property
     def is_pending(self) -> bool:
@@ -77,16 +69,6 @@ class Update:
                 f"at step {self.step} layer '{name}' kept its connections: too few of its positions have a gradient that is a number; the others "
                 "are NaN.",
                 stacklevel=5,
-            )
-
-    def _judge(self, name: str, total: float) -> None:
-        """The sum of a layer's values."""
-        if not math.isfinite(total):
-            self._notices.say(
-                "diverged",
-                f"after the update at step {self.step} layer '{name}' has weights that are NaN or infinite, so the training has diverged; later "
-                "updates move connections by weights that mean nothing. Start again from a checkpoint, with a smaller learning rate.",
-                stacklevel=6,
             )
 
     @property
@@ -128,23 +110,28 @@ class Update:
 
 def fetch(records: Iterable[Update]) -> None:
     """Plain numbers in place of what cards still hold of these records, in one copy for all."""
-    records = list(records)
     moved = [(record, name, numbers) for record in records for name, numbers in record._dropped.items() if isinstance(numbers, Tensor)]
-    sums = [(record, name, total) for record in records for name, total in record._sums.items()]
     for (record, name, _), (count, error) in zip(moved, _numbers([numbers for *_, numbers in moved])):
         record._put(name, count, error)
-    for record in records:
-        record._sums.clear()
-    for (record, name, _), total in zip(sums, _numbers([total for *_, total in sums])):
-        record._judge(name, total)
 
 
-def settle(history: Sequence[Update]) -> None:
-    """To be called when a record was appended: fetches what costs no waiting, and what too many records keep on a card."""
+def settle(history: Sequence[Update], layers: Mapping[str, SparseLinear], notices: Notices) -> None:
+    """To be called when a record was appended. Fetches what too many records keep on a card. Where the host need not wait, or has just waited, it
+    looks whether the layers' values are finite, as their sum is where all are."""
     if len(history) % MOST_PENDING == 0:
         fetch(history[-MOST_PENDING:])
-    elif not history[-1].is_pending:
-        fetch(history[-1:])
+    elif history[-1].is_pending:
+        return
+    values = {name: layer.values.detach() for name, layer in layers.items()}
+    sums = _numbers([each.sum(dtype=torch.promote_types(each.dtype, torch.float32)) for each in values.values()])
+    bad = next((name for name, total in zip(values, sums) if not math.isfinite(total)), None)
+    if bad is not None:
+        notices.say(
+            "diverged",
+            f"after the update at step {history[-1].step} layer '{bad}' has weights that are NaN or infinite, so the training has diverged; later "
+            "updates move connections by weights that mean nothing. Start again from a checkpoint, with a smaller learning rate.",
+            stacklevel=6,
+        )
 
 
 def _numbers(tensors: Sequence[Tensor]) -> list:

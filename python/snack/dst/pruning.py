@@ -66,7 +66,7 @@ class GMP(DST):
 
     def state_dict(self) -> dict[str, object]:
         """As `DST.state_dict`, and where the pruning began, is and ends."""
-        now, initial = {name: layer.nnz for name, _, layer in self._trained()}, self._begun_with()
+        now, initial = {name: layer.nnz for name, layer in self._layers().items()}, self._begun_with()
         return super().state_dict() | {"sparsity": self.sparsity, "initial": {name: initial[name] for name in now}, "connections": now}
 
     def _read_state(self, state: object) -> dict[str, object]:
@@ -78,7 +78,7 @@ class GMP(DST):
 
     def _read_counts(self, counts: object, what: str) -> dict[str, int]:
         """Numbers of connections by layer, as a state has them."""
-        who, layers = type(self).__name__, {name: layer for name, _, layer in self._trained()}
+        who, layers = type(self).__name__, self._layers()
         require(
             isinstance(counts, dict) and counts.keys() == layers.keys(),
             f"{who}: the state is of another model: its layers are {', '.join(map(str, counts or ()))}, expected {', '.join(layers)}.",
@@ -87,7 +87,8 @@ class GMP(DST):
             options.check_whole(who, f"{what} of layer '{name}'", count, 0)
             require(
                 count <= _positions(layers[name]),
-                f"{who}: the state is of another model: layer '{name}' had {count:,} connections, and it has {_positions(layers[name]):,} positions.",
+                f"{who}: the state is of another model: layer '{name}' had {count:,} connections, and it has {_positions(layers[name]):,} "
+                "positions.",
             )
         return dict(counts)
 
@@ -95,7 +96,7 @@ class GMP(DST):
         """Connections of every layer before the first update. Until then the model may still be loaded or pruned otherwise."""
         if not self.updates:
             self._initial.clear()
-        for name, _, layer in self._trained():
+        for name, layer in self._layers().items():
             self._initial.setdefault(name, layer.nnz)
         return self._initial
 
@@ -105,7 +106,7 @@ class GMP(DST):
 
     def _check_model(self) -> None:
         """A cubic that is continued in another network would drop all at once what that one has too many of."""
-        for name, _, layer in self._trained() if self._saved else ():
+        for name, layer in self._layers().items() if self._saved else ():
             then = self._saved.get(name, layer.nnz)
             require(
                 layer.nnz == then,
@@ -116,8 +117,8 @@ class GMP(DST):
 
     def _fraction(self, step: int) -> float:
         """The sparsity aimed at, of all layers together."""
-        initial, layers = self._begun_with(), [(name, layer) for name, _, layer in self._trained()]
-        return self._target(sum(initial[name] for name, _ in layers), sum(_positions(layer) for _, layer in layers), step)
+        initial, layers = self._begun_with(), self._layers()
+        return self._target(sum(initial[name] for name in layers), sum(map(_positions, layers.values())), step)
 
     def _target(self, initial: int, positions: int, step: int) -> float:
         last = self.t_end // self.every * self.every
@@ -125,11 +126,11 @@ class GMP(DST):
 
     def _drops(self, name: str, layer: SparseLinear, step: int, fraction: float) -> int:
         if self._scope == "global":  # only the sum counts: which layers lose them is decided by comparing all
-            layers = [other for _, _, other in self._trained()]
+            layers = list(self._layers().values())
             surplus = sum(other.nnz for other in layers) - _connections(sum(map(_positions, layers)), fraction)
             return share(max(0, surplus), [other.nnz for other in layers])[next(i for i, other in enumerate(layers) if other is layer)]
         positions = _positions(layer)
-        return max(0, layer.nnz - _connections(positions, self._target(self._begun_with()[name], positions, step)))
+        return max(0, layer.nnz - _connections(positions, self._target(self._initial[name], positions, step)))
 
     def _can_change(self, layer: SparseLinear) -> bool:
         return layer.nnz > 0  # a full one, too
@@ -142,7 +143,7 @@ class GMP(DST):
             job.grows = 0
 
     def _say_what_storing_costs(self) -> None:
-        dense = [(name, layer) for name, _, layer in self._trained() if layer.density > 0.5]
+        dense = [(name, layer) for name, layer in self._layers().items() if layer.density > 0.5]
         if not dense:
             return
         stored = sum(layer.values.nbytes + layer.pattern.nbytes for _, layer in dense)
@@ -157,7 +158,7 @@ class GMP(DST):
 
     def _say_what_is_sparse_enough(self) -> None:
         """Layers in which nothing will be dropped, or all of them: then the pruning does nothing."""
-        layers = [(repr(name), layer.nnz, _positions(layer)) for name, _, layer in self._trained()]
+        layers = [(repr(name), layer.nnz, _positions(layer)) for name, layer in self._layers().items()]
         if self._scope == "global":
             layers = [("all layers together", sum(nnz for _, nnz, _ in layers), sum(positions for *_, positions in layers))]
         surplus = [nnz - _connections(positions, self.sparsity) for _, nnz, positions in layers]

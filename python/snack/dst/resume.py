@@ -129,10 +129,10 @@ def _check_names(who: str, optimizer: torch.optim.Optimizer, names: list[list[st
 
 
 def _recorded(dst: DST | None, team: Team) -> dict[str, list[dict[str, object]]]:
-    """What the stepper has recorded for its next update, of all ranks, and the loss scales: one dictionary by layer for every step, newest first."""
+    """What the stepper has recorded for its next update, of all ranks, and the loss scales: by layer, for every step, newest first."""
     if dst is None:
         return {}
-    layers = {name: layer for name, _, layer in dst._trained()}
+    layers = dst._layers()
 
     def collect() -> dict[str, list]:
         require(dst._due is None, f"{team.who}: an update is due and not made; call dst.step() before saving.")
@@ -289,7 +289,7 @@ def _read_stepper(who: str, dst: DST, kept: dict[str, object]) -> tuple[dict, li
     """(attributes, history, explored, recorded), all checked."""
     options.check_optimizer(type(dst).__name__, dst.optimizer, dst._trained())
     attributes = dst._read_state(kept["state"])
-    layers = {name: layer for name, _, layer in dst._trained()}
+    layers = dst._layers()
     try:
         history = [Update.from_dict(record) for record in json.loads(bytes(kept["history"].tolist()))]
         scales = kept.get("scales", [{}] * len(kept["recorded"]))
@@ -318,7 +318,7 @@ def _set_stepper(dst: DST, attributes: dict, history: list[Update], explored: di
     dst.history[:], dst._due = history, None
     if dst._tracker is not None:
         dst._tracker.seen = dict(explored or {})
-        dst._tracker.begin({name: layer for name, _, layer in dst._trained()})
+        dst._tracker.begin(dst._layers())
     dst._arm()
     dst._recorded[:] = recorded
 

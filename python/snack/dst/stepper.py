@@ -145,14 +145,14 @@ class DST:
         self.history: list[Update] = []
         self._tracker = Tracker() if (self.default_track if track is None else track) else None
         if self._tracker:
-            self._tracker.begin({name: layer for name, _, layer in self._trained()})
+            self._tracker.begin(self._layers())
         self._due: tuple[int, list[dict[SparseLinear, Recorder]]] | None = None  # step with an update, and what was recorded for it
         self._armed: dict[SparseLinear, Recorder] = {}  # layers recording the coming step
         self._recorded: list[dict[SparseLinear, Recorder]] = []  # of the last steps, newest first
         self._notices = Notices(who)
         self._calls = self._steps_at_call = 0  # of step() since the optimiser's last one
-        self._team = Team(None, who)  # of the update that is being made, and layers whose number of connections cannot change in it
-        self._fixed: set[SparseLinear] = set()
+        self._team = Team(None, who)  # of the update that is being made
+        self._fixed: set[SparseLinear] = set()  # layers whose number of connections cannot change in it
         self._followers: list[Follower] = []
         self._watch_optimizer()
         self._arm()
@@ -181,7 +181,7 @@ class DST:
         (step, recorded), self._due = self._due, None
         begin = time.perf_counter()
         options.check_optimizer(type(self).__name__, self.optimizer, self._trained())
-        layers = [layer for _, _, layer in self._trained()]
+        layers = list(self._layers().values())
         self._fixed = {layer for layer in layers if is_sharded(layer.values)}
         self._team = Team(self._group or group_of(layers), type(self).__name__)
         with torch.no_grad(), gathered(layers, self.optimizer):
@@ -200,7 +200,8 @@ class DST:
     def count_step(self, recording: Recording | None = None) -> None:
         """Tell the stepper of an optimiser step that it cannot see: one replayed from a CUDA graph. Then call `step()` as usual.
 
-        recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it.
+        recording: what `recording()` returned, where the replayed graph was captured within it. An armed step needs it. With a
+            scaler, call this before scaler.update().
         """
         self._count(recording)
 
@@ -213,7 +214,7 @@ class DST:
         Raises: SnackError when a trained layer has no counterpart with its topology, or when the copy averages buffers (use_buffers=True), which
             hold the topology.
         """
-        self._followers.append(Follower(type(self).__name__, copy, {name: layer for name, _, layer in self._trained()}))
+        self._followers.append(Follower(type(self).__name__, copy, self._layers()))
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -311,10 +312,14 @@ class DST:
         sparse = ((name, module) for name, module in unwrapped(self.model).named_modules() if isinstance(module, SparseLinear))
         return ((name, number, layer) for number, (name, layer) in enumerate(sparse) if layer.values.requires_grad)
 
+    def _layers(self) -> dict[str, SparseLinear]:
+        """The trained layers by name."""
+        return {name: layer for name, _, layer in self._trained()}
+
     # ---- an update ----
 
     def _update(self, step: int, fraction: float, recorded: list[dict], begin: float) -> Update:
-        layers = {name: layer for name, _, layer in self._trained()}
+        layers = self._layers()
         if self._tracker:
             self._tracker.begin(layers)  # somebody else may have edited since
         jobs = self._plan(step, fraction, recorded)
@@ -333,15 +338,14 @@ class DST:
             record = Update(step, self.updates, fraction, dropped, grown, nnz, seconds, overlap, explored, self._notices)
             self.updates += 1
             self.history.append(record)
-        record.watch(layers)
         if self._on_resize is not None and nnz != before:
             self._on_resize()
-        settle(self.history)
+        settle(self.history, layers, self._notices)
         return record
 
     def _plan(self, step: int, fraction: float, recorded: list[dict]) -> list[Job | Exchange]:
         """What to change in which layers, on all processes alike; nothing is changed yet."""
-        layers = {name: layer for name, _, layer in self._trained()}
+        layers = self._layers()
         counters = {"optimiser steps": step, "updates": self.updates}
         pairs = self._team.share(counters, layers, lambda: self._pairs(step, fraction, recorded))
         return self._team.agree(lambda: self._choose(step, fraction, pairs), describe_jobs)[0]

@@ -196,6 +196,15 @@ class SparseLinear(nn.Module):
             )
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "index" and self.index.is_meta:  # what comes is memory as it was found: a topology that nobody drew
+            require(
+                value.is_meta,
+                "SparseLinear: the layer was built without memory (device 'meta'), and its topology cannot be put there piece by piece, as "
+                "from_pretrained of transformers tries; build the model with memory and read the file by snack.load(path, like=model).",
+            )
+        super().__setattr__(name, value)
+
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw values and bias uniformly within 1 / sqrt(mean connections of a row); the topology stays.

@@ -270,7 +270,7 @@ def _put(layer: SparseLinear, pattern: Pattern, values: Tensor, assign: bool) ->
         put(layer.values, values)
         return
     note_change(layer)
-    layer.index, layer.tile_ptr = pattern.index, pattern.tile_ptr
+    layer._buffers.update(index=pattern.index, tile_ptr=pattern.tile_ptr)  # a layer without memory takes a topology here alone
     if layer.values.is_meta or assign:
         layer.values = torch.nn.Parameter(values, requires_grad=layer.values.requires_grad)
     else:
